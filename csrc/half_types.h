@@ -1,0 +1,60 @@
+// float32 from and to bfloat16 and float16, by integer arithmetic that compilers vectorize.
+// Rounds to nearest even, keeps denormals, infinities and NaN. Compiled once per instruction set,
+// like padam_math.h, which must be included first.
+#pragma once
+
+#include <cstdint>
+
+namespace padam {
+namespace PADAM_SIMD_LEVEL {
+
+struct bfloat16 {
+  std::uint16_t bits;
+};
+
+struct float16 {
+  std::uint16_t bits;
+};
+
+static inline float widen(bfloat16 value) {
+  return float_of(static_cast<std::int32_t>(static_cast<std::uint32_t>(value.bits) << 16));
+}
+
+static inline bfloat16 narrow(float value, bfloat16) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(bits_of(value));
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return {static_cast<std::uint16_t>(is_nan ? quiet_nan : rounded)};
+}
+
+static inline float widen(float16 value) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
+  const std::uint32_t magnitude = value.bits & 0x7fffu;
+  const std::uint32_t normal = (magnitude << 13) + (112u << 23);
+  const std::uint32_t special = (magnitude << 13) | 0x7f800000u;
+  // A denormal is its integer times 2^-24; the signed conversion is the one SSE2 has.
+  const float denormal = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f;
+  const std::uint32_t small = static_cast<std::uint32_t>(bits_of(denormal));
+  const std::uint32_t bits =
+      magnitude >= 0x7c00u ? special : (magnitude < 0x0400u ? small : normal);
+  return float_of(static_cast<std::int32_t>(bits | sign));
+}
+
+static inline float16 narrow(float value, float16) {
+  const std::uint32_t all = static_cast<std::uint32_t>(bits_of(value));
+  const std::uint32_t sign = (all >> 16) & 0x8000u;
+  const std::int32_t magnitude = static_cast<std::int32_t>(all & 0x7fffffffu);
+  // Round the 13 bits that go; a carry runs into the exponent, at the top into infinity.
+  const std::int32_t normal = (magnitude - (112 << 23) + 0x0fff + ((magnitude >> 13) & 1)) >> 13;
+  // Below 2^-14 adding 1/2 moves the denormal's bits to the bottom of the significand, rounded.
+  const std::int32_t denormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+  const std::int32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+  const std::int32_t bits = magnitude >= (143 << 23)  // 2^16
+                                ? special
+                                : (magnitude < (113 << 23) ? denormal : normal);
+  return {static_cast<std::uint16_t>(static_cast<std::uint32_t>(bits) | sign)};
+}
+
+}  // namespace PADAM_SIMD_LEVEL
+}  // namespace padam

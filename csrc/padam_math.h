@@ -1,0 +1,228 @@
+// One element's Padam update (Chen et al., IJCAI 2020, Algorithm 1), for host and device.
+//
+// Every operation is spelled out, fused multiply-adds included, and the code is compiled with
+// contraction off. So a result depends neither on where an element lies in a vector or a thread's
+// share, nor on the vector width.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "launch_table.h"
+
+#if defined(__CUDACC__)
+#define PADAM_INLINE static __host__ __device__ __forceinline__
+#else
+#define PADAM_INLINE static inline
+#endif
+
+namespace padam {
+
+// How d^(2p) is taken. Square roots are exact to half a unit and cheap; the rest goes through
+// exp2 and log2.
+enum class Root : int { none, half, quarter, eighth, sixteenth, general };
+
+inline Root root_of(double partial) {
+  if (partial == 0.0) return Root::none;
+  if (partial == 0.5) return Root::half;
+  if (partial == 0.25) return Root::quarter;
+  if (partial == 0.125) return Root::eighth;
+  if (partial == 0.0625) return Root::sixteenth;
+  return Root::general;
+}
+
+// A double as the sum of two T: float32 rounds 1 - 0.999 by nearly half a unit, and a moment
+// that may be off by two units in all cannot afford that.
+template <typename T>
+struct Factor {
+  T high;
+  T low;
+};
+
+template <typename T>
+Factor<T> split(double value) {
+  const T high = static_cast<T>(value);
+  return {high, static_cast<T>(value - static_cast<double>(high))};
+}
+
+// Hyperparameters in the type of the arithmetic, with everything that is the same for all elements
+// worked out once, in double.
+template <typename T>
+struct Constants {
+  T step_size;     // lr * c
+  Factor<T> beta1, one_minus_beta1;
+  Factor<T> beta2, one_minus_beta2;
+  T eps;
+  T coupled_decay;       // weight_decay when it is coupled, else 0
+  T decoupled_decay;     // lr * weight_decay when it is decoupled, else 0
+  T inverse_correction;  // 1 / r
+  T grad_sign;           // -1 to maximize
+  T exponent;            // -2p, and the same in two pieces: the first has so few bits that its
+  T exponent_high;       // product with a binary exponent is exact
+  T exponent_low;
+};
+
+template <typename T>
+Constants<T> make_constants(const Hyperparameters& options) {
+  const bool decoupled = options.decoupled_weight_decay != 0.0;
+  const double exponent = -2.0 * options.partial;
+  const double exponent_high = std::nearbyint(exponent * 65536.0) / 65536.0;
+  Constants<T> constants;
+  constants.step_size = static_cast<T>(options.lr * options.step_correction);
+  constants.beta1 = split<T>(options.beta1);
+  constants.one_minus_beta1 = split<T>(1.0 - options.beta1);
+  constants.beta2 = split<T>(options.beta2);
+  constants.one_minus_beta2 = split<T>(1.0 - options.beta2);
+  constants.eps = static_cast<T>(options.eps);
+  constants.coupled_decay = static_cast<T>(decoupled ? 0.0 : options.weight_decay);
+  constants.decoupled_decay =
+      static_cast<T>(decoupled ? options.lr * options.weight_decay : 0.0);
+  constants.inverse_correction = static_cast<T>(1.0 / options.denominator_correction);
+  constants.grad_sign = static_cast<T>(options.maximize != 0.0 ? -1.0 : 1.0);
+  constants.exponent = static_cast<T>(exponent);
+  constants.exponent_high = static_cast<T>(exponent_high);
+  constants.exponent_low = static_cast<T>(exponent - exponent_high);
+  return constants;
+}
+
+// The CPU code compiles what follows once per instruction set; a namespace of its own keeps the
+// linker from giving one set's functions to another.
+#if defined(PADAM_SIMD_LEVEL)
+namespace PADAM_SIMD_LEVEL {
+#else
+inline namespace device {
+#endif
+
+// Plain calls into the C library's builtins: an inline function of the standard library that is
+// not inlined could be shared between instruction sets.
+PADAM_INLINE float square_root(float value) { return sqrtf(value); }
+PADAM_INLINE double square_root(double value) { return sqrt(value); }
+
+// a * b + c: multiply_add fuses where the processor can, rounded_once always rounds once. Without
+// the instruction that takes a detour through double, where the product of two floats is exact;
+// float64, to which no bound of two units applies, is then rounded twice.
+#if defined(__FMA__) || defined(__CUDA_ARCH__) || defined(__aarch64__)
+PADAM_INLINE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+PADAM_INLINE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+PADAM_INLINE float rounded_once(float a, float b, float c) { return multiply_add(a, b, c); }
+#else
+PADAM_INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
+PADAM_INLINE double multiply_add(double a, double b, double c) { return a * b + c; }
+PADAM_INLINE float rounded_once(float a, float b, float c) {
+  return static_cast<float>(static_cast<double>(a) * b + c);
+}
+#endif
+PADAM_INLINE double rounded_once(double a, double b, double c) { return multiply_add(a, b, c); }
+
+// factor * value, rounded once, as if the factor had not been rounded at all.
+template <typename T>
+PADAM_INLINE T scaled(const Factor<T>& factor, T value) {
+  return rounded_once(factor.high, value, factor.low * value);
+}
+
+PADAM_INLINE std::int32_t bits_of(float value) {
+  std::int32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+PADAM_INLINE float float_of(std::int32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Nearest integer of |value| < 2^22, in the default rounding mode, without SSE4's instruction.
+PADAM_INLINE float nearest_integer(float value) { return (value + 12582912.0f) - 12582912.0f; }
+
+// m * d^exponent for d >= 0, within 4e-7 relative from the smallest denormal d to the largest.
+//
+// With d = f * 2^e the exponent's product with e is exact, and only the product with log2(f), less
+// than 1 in magnitude, is rounded: forming log2(d) first would lose six bits near the ends.
+PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
+  const bool denormal = d < 1.17549435e-38f;
+  const std::int32_t bits = bits_of(denormal ? d * 16777216.0f : d);
+  const std::int32_t e = (bits - 0x3f3504f3) >> 23;  // f lies in [sqrt(1/2), sqrt(2))
+  const float z = float_of(bits - e * 0x00800000) - 1.0f;
+  const float exponent_of_d = static_cast<float>(denormal ? e - 24 : e);
+
+  float log2_f = -0.145744443f;  // minimax polynomial, 4.9e-8 absolute
+  log2_f = multiply_add(log2_f, z, 0.236890361f);
+  log2_f = multiply_add(log2_f, z, -0.250069052f);
+  log2_f = multiply_add(log2_f, z, 0.286707461f);
+  log2_f = multiply_add(log2_f, z, -0.360087216f);
+  log2_f = multiply_add(log2_f, z, 0.480939448f);
+  log2_f = multiply_add(log2_f, z, -0.721357167f);
+  log2_f = multiply_add(log2_f, z, 1.44269478f);
+  log2_f *= z;
+
+  const float product = c.exponent_high * exponent_of_d;
+  const float whole = nearest_integer(product);
+  float y = multiply_add(c.exponent_low, exponent_of_d, product - whole);
+  y = multiply_add(c.exponent, log2_f, y);
+  const float carry = nearest_integer(y);
+  y -= carry;
+
+  float power = 0.00132647273f;  // minimax polynomial for 2^y, 9.2e-8 relative, exact at 0
+  power = multiply_add(power, y, 0.00967151299f);
+  power = multiply_add(power, y, 0.0555073358f);
+  power = multiply_add(power, y, 0.240222424f);
+  power = multiply_add(power, y, 0.693147004f);
+  power = multiply_add(power, y, 1.0f);
+
+  // The scale 2^n goes on in two halves, since 2^n itself may leave the range where the result
+  // does not.
+  const std::int32_t n = static_cast<std::int32_t>(whole + carry);
+  const std::int32_t half = n >> 1;
+  power *= float_of((half + 127) * 0x00800000);
+  const float special = d == 0.0f ? HUGE_VALF : (d == HUGE_VALF ? 0.0f : d);
+  power = (d > 0.0f && d < HUGE_VALF) ? power : special;
+  return (m * float_of((n - half + 127) * 0x00800000)) * power;
+}
+
+PADAM_INLINE double times_power(double m, double d, const Constants<double>& c) {
+  return m * pow(d, c.exponent);
+}
+
+// m / d^(2p). Where m and d are both zero the paper's formula is 0/0: the coordinate stays.
+template <Root root, typename T>
+PADAM_INLINE T adapted_step(T m, T d, const Constants<T>& c) {
+  if (root == Root::none) return m;
+  T step;
+  if (root == Root::general) {
+    step = times_power(m, d, c);
+  } else {
+    T power = d;
+    if (root == Root::quarter || root == Root::eighth || root == Root::sixteenth) {
+      power = square_root(power);
+    }
+    if (root == Root::eighth || root == Root::sixteenth) power = square_root(power);
+    if (root == Root::sixteenth) power = square_root(power);
+    step = m / power;
+  }
+  return (m == T(0) && d == T(0)) ? T(0) : step;
+}
+
+// Updates one element of everything in place. `h` is not touched without amsgrad.
+template <Root root, bool amsgrad, typename T>
+PADAM_INLINE void padam_update(T& x, T g, T& m, T& v, T& h, const Constants<T>& c) {
+  // The decays are selected, not added as zeros: zero times an infinite x would be NaN.
+  g *= c.grad_sign;
+  g = c.coupled_decay != T(0) ? multiply_add(c.coupled_decay, x, g) : g;
+  const T kept = c.decoupled_decay != T(0) ? multiply_add(-c.decoupled_decay, x, x) : x;
+
+  m = scaled(c.beta1, m) + scaled(c.one_minus_beta1, g);
+  v = rounded_once(scaled(c.one_minus_beta2, g), g, scaled(c.beta2, v));
+  T second_moment = v;
+  if (amsgrad) {
+    h = (h >= v || h != h) ? h : v;  // a NaN in either stays, as in torch.maximum
+    second_moment = h;
+  }
+
+  const T d = multiply_add(square_root(second_moment), c.inverse_correction, c.eps);
+  x = multiply_add(-c.step_size, adapted_step<root>(m, d, c), kept);
+}
+
+}  // namespace PADAM_SIMD_LEVEL or device
+}  // namespace padam

@@ -1,0 +1,49 @@
+"""`python -m padam_ext`: what is installed, which backends can run here and why others cannot."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from padam_ext import __version__, native
+from padam_ext.backends import BACKENDS
+
+
+def main() -> None:
+    """Prints versions, devices and backends."""
+    print(f"padam_ext  {__version__}")
+    print(f"torch      {torch.__version__}")
+    print(f"triton     {_version_of('triton')}")
+    print(f"python     {platform.python_version()} on {platform.system()} {platform.machine()}")
+    print(f"threads    {torch.get_num_threads()} (torch.set_num_threads changes it)")
+    print(f"devices    {', '.join(_devices())}")
+    if native.module is not None:
+        levels = ", ".join(native.module.available_simd_levels())
+        openmp = "with OpenMP" if native.module.openmp else "without OpenMP: one thread"
+        print(f"SIMD       {native.simd_level()} in use (this CPU can run {levels})")
+        print(f"native     built by {native.module.compiler}, {openmp}")
+    print("\nbackends")
+    for backend in BACKENDS:
+        takes = "any device" if backend.device_types is None else ", ".join(backend.device_types)
+        status = f"available, takes tensors on {takes}"
+        if backend.unavailable_reason is not None:
+            status = f"not available: {backend.unavailable_reason}"
+        print(f"  {backend.name:<8} {status}")
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> list[str]:
+    names = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    return ["cpu", *names]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The backends: which there are, which can run here, and which one takes a bucket."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from padam_ext import native
+from padam_ext.eager import EagerStep
+from padam_ext.grouping import Bucket, Live
+from padam_ext.hyperparameters import Hyperparameters
+
+# Steps one bucket, with this step's gradients and one set of options for each param group.
+BucketStep = Callable[[Live, Sequence[Hyperparameters]], None]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute the step.
+
+    Attributes:
+        name: what `FusedPadam(backend=...)` and `available_backends()` call it.
+        make_step: builds the step of a bucket.
+        device_types: types of devices whose tensors it takes; None for all.
+        unavailable_reason: why it cannot run here, and what to do; None if it can.
+    """
+
+    name: str
+    make_step: Callable[[Bucket], BucketStep]
+    device_types: frozenset[str] | None
+    unavailable_reason: str | None
+
+    def reason_against(self, device: torch.device) -> str | None:
+        """Why this backend cannot take tensors of a device; None if it can."""
+        if self.unavailable_reason is not None:
+            return self.unavailable_reason
+        if self.device_types is not None and device.type not in self.device_types:
+            takes = ", ".join(sorted(self.device_types))
+            return f"it takes tensors on {takes} only"
+        return None
+
+
+# In the order in which "auto" tries them. Eager takes everything.
+BACKENDS = (
+    Backend("cpu", native.CpuStep, frozenset({"cpu"}), native.unavailable_reason),
+    Backend("eager", EagerStep, None, None),
+)
+NAMES = ("auto", *(backend.name for backend in BACKENDS))
+
+_warned: set[str] = set()
+
+
+def available_backends() -> tuple[str, ...]:
+    """Names of the backends that can run on this machine, best first.
+
+    `python -m padam_ext` prints the reason for each that cannot.
+    """
+    return tuple(backend.name for backend in BACKENDS if backend.unavailable_reason is None)
+
+
+def check_name(name: object) -> None:
+    """Refuses a name that is no backend's.
+
+    Raises:
+        ValueError: with the name and those there are.
+    """
+    if name not in NAMES:
+        raise ValueError(f"backend must be one of {NAMES}, got {name!r}")
+
+
+def choose(name: str, device: torch.device) -> Backend:
+    """The backend for tensors of one device.
+
+    With "auto", falling back to eager is told once per process and device type.
+
+    Raises:
+        RuntimeError: the backend asked for by name cannot take these tensors; says why.
+    """
+    reasons = []
+    for backend in BACKENDS:
+        if name not in ("auto", backend.name):
+            continue
+        reason = backend.reason_against(device)
+        if reason is None:
+            if reasons:
+                _warn_once(device, reasons)
+            return backend
+        reasons.append(f"{backend.name}: {reason}")
+    raise RuntimeError(
+        f"backend={name!r} cannot step tensors on {device}: {'; '.join(reasons)}. "
+        'backend="auto" takes the best that can.'
+    )
+
+
+def _warn_once(device: torch.device, reasons: Sequence[str]) -> None:
+    if device.type in _warned:
+        return
+    _warned.add(device.type)
+    warnings.warn(
+        f"FusedPadam steps tensors on {device.type} with plain PyTorch operations, which is "
+        f"slower ({'; '.join(reasons)}). backend=\"eager\" silences this.",
+        stacklevel=2,
+    )

@@ -1,0 +1,65 @@
+"""Loading: files of FusedPadam, of torch.optim.Adam and AdamW, and of the authors' Padam.
+
+torch.optim.Optimizer.load_state_dict casts every state to its parameter's dtype, which would cut
+the float32 states of half-precision parameters, and may share tensors with the state_dict. A hook
+that runs after the user's own wraps the tensors so that they pass through untouched; `unwrap`
+then copies each into the dtype and layout that its parameter needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.state import ParamState, check_state, fit_state
+
+# Options in torch.optim's files that choose an implementation there and mean nothing here.
+_FOREIGN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
+
+
+@dataclass
+class _Wrapped:
+    tensor: Tensor
+
+
+def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A load_state_dict pre-hook: checks the whole file before anything of it is taken over.
+
+    Options that the file does not have keep their present values.
+
+    Raises:
+        ValueError: a state that does not fit its parameter, or an option outside its range.
+        TypeError: one of the wrong type.
+    """
+    groups = []
+    for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=False):
+        present = {key: group[key] for key in optimizer.defaults if key in group}
+        merged = {k: v for k, v in (present | saved).items() if k not in _FOREIGN_OPTIONS}
+        Hyperparameters.from_group(merged)
+        groups.append(merged)
+        for key, param in zip(saved["params"], group["params"], strict=False):
+            check_state(state_dict["state"].get(key, {}), param, f"parameter {key}")
+    groups.extend(state_dict["param_groups"][len(groups) :])  # the base class counts them
+
+    states = {
+        key: {name: _Wrapped(v) if isinstance(v, Tensor) else v for name, v in state.items()}
+        if isinstance(state, dict)
+        else state
+        for key, state in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def unwrap(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:
+    """Gives wrapped states, if any, back as copies that fit the parameter."""
+    if not any(isinstance(value, _Wrapped) for value in state.values()):
+        return
+    for name, value in state.items():
+        if isinstance(value, _Wrapped):
+            state[name] = value.tensor.clone()
+    if "exp_avg" in state:
+        fit_state(state, param, amsgrad=amsgrad)

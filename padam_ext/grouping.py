@@ -1,0 +1,191 @@
+"""From param groups to buckets: which tensors one launch can take together.
+
+Here, and only here, a parameter becomes the plain memory that kernels work on: real instead of
+complex, dense, gradient and states laid out alike. Whatever can be wrong with a tensor is found
+here, before any state is made or changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from padam_ext.layout import is_plain, overlaps_itself, real_view, same_layout
+from padam_ext.state import ParamState, check_state, fit_state
+
+PARAM_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+
+ParamGroups = Sequence[dict[str, Any]]
+OptimizerState = MutableMapping[Tensor, ParamState]
+
+
+class Live(NamedTuple):
+    """The parameters that have a gradient in this step, in order: parallel lists."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    group_indices: list[int]
+
+    @classmethod
+    def of(cls, param_groups: ParamGroups) -> Live:
+        """Collects them from all groups."""
+        live = cls([], [], [])
+        for group_index, group in enumerate(param_groups):
+            for param in group["params"]:
+                grad = param.grad
+                if grad is not None:
+                    live.params.append(param)
+                    live.grads.append(grad)
+                    live.group_indices.append(group_index)
+        return live
+
+
+@dataclass
+class Bucket:
+    """Tensors of one device and one combination of dtypes, as parallel lists: one launch."""
+
+    device: torch.device
+    param_dtype: torch.dtype
+    grad_dtype: torch.dtype
+    positions: list[int] = field(default_factory=list)  # in Live
+    group_indices: list[int] = field(default_factory=list)
+    params: list[Tensor] = field(default_factory=list)  # real and dense
+    exp_avgs: list[Tensor] = field(default_factory=list)  # laid out as the parameter
+    exp_avg_sqs: list[Tensor] = field(default_factory=list)
+    max_exp_avg_sqs: list[Tensor | None] = field(default_factory=list)  # None without amsgrad
+    steps: list[Tensor] = field(default_factory=list)  # float32 scalars on the CPU
+    staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    converted: list[int] = field(default_factory=list)
+
+    def add(self, position: int, live: Live, state: ParamState, *, amsgrad: bool) -> None:
+        """Takes in one parameter, whose state has been made to fit it."""
+        param, grad = live.params[position], live.grads[position]
+        local = param.detach()
+        if not is_plain(local):  # has gaps or is lazily conjugated: the kernel works on a copy
+            local = torch.empty_like(param)
+            self.staged.append((param.detach(), local))
+        local = real_view(local)
+        if not _usable_as_is(grad, local, self.grad_dtype):
+            self.converted.append(len(self.params))
+        self.positions.append(position)
+        self.group_indices.append(live.group_indices[position])
+        self.params.append(local)
+        self.exp_avgs.append(real_view(state["exp_avg"]))
+        self.exp_avg_sqs.append(real_view(state["exp_avg_sq"]))
+        self.max_exp_avg_sqs.append(real_view(state["max_exp_avg_sq"]) if amsgrad else None)
+        self.steps.append(state["step"])
+
+    def gradients(self, live: Live) -> list[Tensor]:
+        """This step's gradients: real, of `grad_dtype`, laid out as the parameters."""
+        grads = [live.grads[position] for position in self.positions]
+        for i in self.converted:
+            like = self.params[i]
+            grads[i] = torch.empty_like(like, dtype=self.grad_dtype).copy_(real_view(grads[i]))
+        return grads
+
+    def load_staged(self) -> None:
+        """Copies parameters that no kernel can walk to where it works."""
+        for param, local in self.staged:
+            local.copy_(param)
+
+    def store_staged(self) -> None:
+        """Copies them back."""
+        for param, local in self.staged:
+            param.copy_(local)
+
+
+def make_buckets(param_groups: ParamGroups, state: OptimizerState, live: Live) -> list[Bucket]:
+    """Sorts the live parameters into buckets and gives each a state that fits it.
+
+    Raises:
+        RuntimeError: a sparse gradient, or one on another device or of another shape.
+        TypeError: a dtype or tensor subclass that no backend can take.
+        ValueError: a parameter whose elements share memory, or a state of another shape.
+            All of these before any state has been made or changed.
+    """
+    for param, grad in zip(live.params, live.grads, strict=True):
+        name = _Name(param_groups, param)
+        check_param(param, name)
+        _check_live(param, grad, name)
+        check_state(state.get(param, {}), param, name)
+
+    buckets: dict[tuple[torch.device, torch.dtype, torch.dtype], Bucket] = {}
+    for position, param in enumerate(live.params):
+        amsgrad = param_groups[live.group_indices[position]]["amsgrad"]
+        fit_state(state[param], param, amsgrad=amsgrad)
+        param_dtype = param.dtype.to_real()
+        grad_dtype = _grad_dtype(param_dtype, live.grads[position].dtype.to_real())
+        key = (param.device, param_dtype, grad_dtype)
+        bucket = buckets.setdefault(key, Bucket(*key))
+        bucket.add(position, live, state[param], amsgrad=amsgrad)
+    return list(buckets.values())
+
+
+class _Name:
+    """A parameter's name for an error message, worked out only if it is printed."""
+
+    def __init__(self, param_groups: ParamGroups, param: Tensor) -> None:
+        self.param_groups = param_groups
+        self.param = param
+
+    def __str__(self) -> str:
+        for group_index, group in enumerate(self.param_groups):
+            for index, param in enumerate(group["params"]):
+                if param is self.param:
+                    if "param_names" in group:
+                        return f"parameter {group['param_names'][index]!r}"
+                    return f"parameter {index} of param group {group_index}"
+        return "a parameter"
+
+
+def check_param(param: Tensor, name: object) -> None:
+    """Refuses a parameter whose elements share memory: its update would be a race."""
+    if is_lazy(param) or is_traceable_wrapper_subclass(param) or param.layout != torch.strided:
+        return
+    if overlaps_itself(param):
+        raise ValueError(
+            f"{name} of shape {tuple(param.shape)} and strides {param.stride()} is expanded: some "
+            "of its elements share memory. Pass the tensor it was expanded from, or a clone."
+        )
+
+
+def _check_live(param: Tensor, grad: Tensor, name: object) -> None:
+    if is_traceable_wrapper_subclass(param) or is_traceable_wrapper_subclass(grad):
+        raise TypeError(
+            f"{name} is a {type(param).__name__}, a tensor subclass without memory of its own, "
+            "which FusedPadam cannot step. Pass plain tensors."
+        )
+    if grad.layout != torch.strided or param.layout != torch.strided:
+        raise RuntimeError(
+            f"{name} has a gradient of layout {grad.layout}. FusedPadam takes dense gradients "
+            "only: create the embedding with sparse=False, or use torch.optim.SparseAdam for it."
+        )
+    if param.dtype.to_real() not in PARAM_DTYPES:
+        supported = ", ".join(str(dtype) for dtype in PARAM_DTYPES)
+        raise TypeError(f"{name} has dtype {param.dtype}; supported are {supported}")
+    if grad.shape != param.shape or grad.device != param.device:
+        raise RuntimeError(
+            f"{name} has shape {tuple(param.shape)} on {param.device}, but its gradient has shape "
+            f"{tuple(grad.shape)} on {grad.device}. Compute the gradients again after moving or "
+            "resizing parameters."
+        )
+
+
+def _grad_dtype(param_dtype: torch.dtype, grad_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which the kernel reads a gradient; a conversion to it is exact."""
+    if grad_dtype == param_dtype:
+        return grad_dtype
+    return torch.float32 if param_dtype in HALF_DTYPES else param_dtype
+
+
+def _usable_as_is(grad: Tensor, local: Tensor, grad_dtype: torch.dtype) -> bool:
+    if not is_plain(grad) or grad.dtype.to_real() != grad_dtype:
+        return False
+    return same_layout(real_view(grad), local)

@@ -1,0 +1,102 @@
+"""Options of a param group: checked once, then plain numbers."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+
+BIAS_CORRECTIONS = ("none", "authors", "adam")
+
+
+class Hyperparameters(NamedTuple):
+    """The options of one param group as plain numbers, `partial` being the paper's p."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    partial: float
+    amsgrad: bool
+    bias_correction: str
+    decoupled_weight_decay: bool
+    maximize: bool
+
+    @classmethod
+    def from_group(cls, group: dict[str, Any]) -> Hyperparameters:
+        """Reads and checks a param group.
+
+        Raises:
+            TypeError: an option is of the wrong type.
+            ValueError: an option is outside its range. Either message shows name and value.
+        """
+        betas = group["betas"]
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ValueError(f"betas must be a pair of numbers in [0, 1), got {betas!r}")
+        bias_correction = group["bias_correction"]
+        if bias_correction not in BIAS_CORRECTIONS:
+            raise ValueError(
+                f"bias_correction must be one of {BIAS_CORRECTIONS}, got {bias_correction!r}"
+            )
+        return cls(
+            lr=_number("lr", _scalar(group["lr"])),
+            beta1=_number("betas[0]", betas[0], below=1.0),
+            beta2=_number("betas[1]", betas[1], below=1.0),
+            eps=_number("eps", group["eps"]),
+            weight_decay=_number("weight_decay", group["weight_decay"]),
+            partial=_number("partial", group["partial"], most=0.5),
+            amsgrad=_flag(group, "amsgrad"),
+            bias_correction=bias_correction,
+            decoupled_weight_decay=_flag(group, "decoupled_weight_decay"),
+            maximize=_flag(group, "maximize"),
+        )
+
+
+def bias_correction_factors(
+    bias_correction: str, beta1: float, beta2: float, step: float
+) -> tuple[float, float]:
+    """Factors (c, r) of the update `x -= lr * c * m / (sqrt(h) / r + eps) ** (2 * p)`.
+
+    Args:
+        bias_correction: "none", the paper's Algorithm 1; "authors", the authors' released code, not a
+            debiasing when p < 1/2 but a warm-up; "adam", as torch.optim.Adam, consistent at every p.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        step: number of this update, from 1.
+    """
+    if bias_correction == "none":
+        return 1.0, 1.0
+    first = 1.0 - beta1**step
+    root_of_second = math.sqrt(1.0 - beta2**step)
+    if bias_correction == "authors":
+        return root_of_second / first, 1.0
+    return 1.0 / first, root_of_second
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"a tensor lr must have 1 element, got shape {tuple(value.shape)}")
+        return value.item()
+    return value
+
+
+def _number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+    number = float(value)
+    upper, bracket = (below, ")") if most is None else (most, "]")
+    # Written so that NaN fails it.
+    if not (0.0 <= number < upper or number == most):
+        raise ValueError(f"{name} must be in [0, {upper:g}{bracket}, got {value!r}")
+    return number
+
+
+def _flag(group: dict[str, Any], name: str) -> bool:
+    value = group[name]
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value

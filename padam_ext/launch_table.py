@@ -1,0 +1,96 @@
+"""The launch table: one bucket as plain arrays, for csrc/launch_table.h.
+
+A kernel reads addresses[slot][tensor], numels[tensor], rows[tensor] and hyperparameters[row].
+Groups that differ in any option share one table: a row is a group at one step count.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from padam_ext.grouping import Bucket
+from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
+
+# Order as in the enums Slot and DType.
+SLOTS = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class LaunchTable:
+    """Arrays for one bucket.
+
+    Attributes:
+        addresses: int64 [slot][tensor] in SLOTS' order, 0 where a tensor does not use a slot.
+        numels: int64 [tensor], in real numbers.
+        rows: int64 [tensor], index of the tensor's row.
+        hyperparameters: float64 [row][field], see `hyperparameter_row`.
+        step_addresses: int64 [tensor], of the float32 step counters.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        """Takes addresses of everything but gradients. The bucket keeps the tensors alive."""
+        self.param_dtype = DTYPES.index(bucket.param_dtype)
+        self.grad_dtype = DTYPES.index(bucket.grad_dtype)
+        self.numels = array("q", [param.numel() for param in bucket.params])
+        self.addresses = array("q")
+        no_grads = [None] * len(bucket.params)
+        for slot in (
+            bucket.params, no_grads, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.max_exp_avg_sqs
+        ):
+            self.addresses.extend(0 if t is None else t.data_ptr() for t in slot)
+        self.step_addresses = array("q", [step.data_ptr() for step in bucket.steps])
+        self.hyperparameters = array("d")
+        self._group_indices = bucket.group_indices
+        self._groups = list(dict.fromkeys(bucket.group_indices))
+        self._rows_by_group = array("q", map(self._groups.index, bucket.group_indices))
+        self.rows = self._rows_by_group
+        self._rows_made_from: object = None
+
+    def set_grads(self, grads: Sequence[Tensor]) -> None:
+        """Takes the addresses of this step's gradients."""
+        count = len(grads)
+        self.addresses[count : 2 * count] = array("q", map(Tensor.data_ptr, grads))
+
+    def set_rows(self, options: Sequence[Hyperparameters], steps: Sequence[float] | float) -> None:
+        """Makes one row for every group and step count that occurs.
+
+        Args:
+            options: one for each param group of the optimizer.
+            steps: number of this update, one for each tensor or one for all.
+        """
+        if self._rows_made_from == (options, steps):
+            return
+        if isinstance(steps, float):
+            occurring = [(group, steps) for group in self._groups]
+            self.rows = self._rows_by_group
+        else:
+            each = list(zip(self._group_indices, steps, strict=True))
+            occurring = list(dict.fromkeys(each))
+            row_of = {key: row for row, key in enumerate(occurring)}
+            self.rows = array("q", [row_of[key] for key in each])
+        self.hyperparameters = array("d")
+        for group, step in occurring:
+            self.hyperparameters.extend(hyperparameter_row(options[group], step))
+        self._rows_made_from = (list(options), steps)
+
+
+def hyperparameter_row(options: Hyperparameters, step: float) -> tuple[float, ...]:
+    """The fields of csrc/launch_table.h's Hyperparameters, in its order."""
+    c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
+    return (
+        options.lr,
+        options.beta1,
+        options.beta2,
+        options.eps,
+        options.weight_decay,
+        options.partial,
+        c,
+        r,
+        float(options.amsgrad),
+        float(options.decoupled_weight_decay),
+        float(options.maximize),
+    )

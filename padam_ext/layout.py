@@ -1,0 +1,63 @@
+"""How a tensor lies in memory: real views, density, overlap, sameness of layout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """A complex tensor as (real, imag) pairs of the same memory; a real one as it is.
+
+    A lazily conjugated or negated tensor is materialised first.
+    """
+    tensor = tensor.resolve_neg()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def same_layout(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of the same shape put their elements in the same order and gaps."""
+    if one.stride() == other.stride() or one.numel() == 0:
+        return True
+    # The stride of a dimension of size 1 never counts.
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size == 1 or mine == theirs for size, mine, theirs in strides)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's memory is its elements: without gaps, in any order of dimensions."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    expected = 1
+    for stride, size in _by_stride(tensor):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements share memory, as in an expanded tensor."""
+    reach = 0
+    for stride, size in _by_stride(tensor):
+        if stride == 0:
+            return True
+        if stride <= reach:  # unusual: interleaved dimensions, which may or may not collide
+            return _elements_collide(tensor)
+        reach += stride * (size - 1)
+    return False
+
+
+def _by_stride(tensor: Tensor) -> list[tuple[int, int]]:
+    if tensor.numel() == 0:
+        return []
+    dimensions = zip(tensor.stride(), tensor.shape, strict=True)
+    return sorted((stride, size) for stride, size in dimensions if size > 1)
+
+
+def _elements_collide(tensor: Tensor) -> bool:
+    offsets = torch.zeros((), dtype=torch.int64, device="cpu")
+    for stride, size in _by_stride(tensor):
+        steps = torch.arange(size, dtype=torch.int64, device="cpu") * stride
+        offsets = offsets.unsqueeze(-1) + steps
+    return offsets.unique().numel() < offsets.numel()

@@ -1,0 +1,205 @@
+"""FusedPadam: a thin torch.optim.Optimizer over the backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT, StateDict
+
+from padam_ext import backends, checkpoint
+from padam_ext.grouping import Live, check_param
+from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.plan import Plan
+
+
+class FusedPadam(Optimizer):
+    """Padam, the partially adaptive momentum method, fused over all parameters.
+
+    For each element, with states m, v and h starting at zero (Algorithm 1 of Chen et al., "Closing
+    the Generalization Gap of Adaptive Gradient Methods in Training Deep Neural Networks", IJCAI
+    2020)::
+
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        h = max(h, v)
+        x = x - lr * c * m / (sqrt(h) / r + eps) ** (2 * p)
+
+    p = 1/2 is AMSGrad; p -> 0 is SGD with momentum at a learning rate scaled by (1 - b1).
+
+    Parameters may be float32, float64, bfloat16, float16 or complex, of any dense or strided
+    layout, on several devices. Arithmetic and states are float32 for half types and in the
+    parameter's precision otherwise. States carry the names of torch.optim.Adam: `step`, `exp_avg`,
+    `exp_avg_sq`, `max_exp_avg_sq`.
+
+    Args:
+        params: parameters, named parameters or dicts of param groups, as for torch.optim. All
+            options below except `backend` may differ between groups.
+        lr: learning rate, a float or a tensor of one element. The paper's base learning rate for
+            image classification is 0.1, as for SGD.
+        betas: decay of the first and the second moment, each in [0, 1).
+        eps: added to the root of the second moment, inside the power. 0 gives the paper's formula
+            exactly; an element with h = m = 0 then stays where it is.
+        weight_decay: L2 penalty added to the gradient, or decoupled, see below.
+        partial: the paper's p, in [0, 1/2]. The authors' class defaults to 1/4, their command line
+            and their README to 1/8.
+        amsgrad: whether to keep the running maximum h. False uses v in its place.
+        bias_correction: how the moments are debiased, by factors c and r at update number t.
+            "none", the paper: c = r = 1.
+            "authors", the authors' released code: c = sqrt(1 - b2**t) / (1 - b1**t), r = 1. For
+            p < 1/2 this is not a debiasing but a warm-up: with the default betas the factor is
+            0.316 at t = 1, 0.152 at t = 12 and 0.795 at t = 1000.
+            "adam": c = 1 / (1 - b1**t), r = sqrt(1 - b2**t), the debiasing that is consistent at
+            every p and equals torch.optim.Adam(amsgrad=True) at p = 1/2.
+        decoupled_weight_decay: multiply x by 1 - lr * weight_decay first, as AdamW does, instead
+            of adding weight_decay * x to the gradient.
+        maximize: ascend instead of descend.
+        backend: "auto" takes the best backend for each device; a name from
+            `padam_ext.available_backends()` insists on that one.
+
+    Raises:
+        ValueError: an option outside its range, duplicate or non-leaf or expanded parameters.
+        TypeError: an option of the wrong type. Messages name the option and show the value.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = FusedPadam(model.parameters(), lr=0.1, weight_decay=5e-4)
+        >>> model(torch.randn(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        partial: float = 0.125,
+        *,
+        amsgrad: bool = True,
+        bias_correction: str = "none",
+        decoupled_weight_decay: bool = False,
+        maximize: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        backends.check_name(backend)
+        self.backend = backend
+        self._plan: Plan | None = None
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "partial": partial,
+            "amsgrad": amsgrad,
+            "bias_correction": bias_correction,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "maximize": maximize,
+        }
+        Hyperparameters.from_group(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, as torch.optim.Optimizer does, after checking it.
+
+        Raises:
+            ValueError: see the class; nothing has been added then.
+            TypeError: see the class.
+        """
+        if isinstance(param_group, dict) and isinstance(param_group["params"], Iterable):
+            if not isinstance(param_group["params"], Tensor | set):
+                param_group["params"] = list(param_group["params"])
+                _check_unique(param_group["params"])
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            Hyperparameters.from_group(group)
+            names = group.get("param_names", range(len(group["params"])))
+            for param, name in zip(group["params"], names, strict=True):
+                check_param(param, f"parameter {name!r}")
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Loads the optimizer's state, exactly, as copies.
+
+        Takes files of FusedPadam, of torch.optim.Adam and AdamW, and of the authors' Padam, whose
+        `step` is a Python int. Options that a file does not have (`partial`, for torch.optim's)
+        keep their present values. Where `max_exp_avg_sq` is missing although the file's group
+        says amsgrad, the running maximum starts at the file's `exp_avg_sq`.
+
+        Raises:
+            ValueError: the file does not fit these parameters, or has an option outside its range.
+            TypeError: an option or state of the wrong type. Nothing has been loaded then.
+        """
+        # Registered here, so that it runs behind every hook that the user registered.
+        handle = self.register_load_state_dict_pre_hook(checkpoint.check_and_wrap)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: what torch.optim keeps, and the backend's name."""
+        return {**super().__getstate__(), "backend": self.backend}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """From pickle, deepcopy and load_state_dict; plans are made anew."""
+        super().__setstate__(state)
+        self._plan = None
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param in self.state:
+                    checkpoint.unwrap(self.state[param], param, amsgrad=group["amsgrad"])
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Makes one step. Gradients are only read.
+
+        Args:
+            closure: evaluates the model again and returns the loss, as for torch.optim.
+
+        Returns:
+            The closure's loss, or None without a closure.
+
+        Raises:
+            RuntimeError: a sparse gradient, or a backend that cannot take the tensors.
+            TypeError: a tensor of a dtype or subclass that cannot be stepped.
+            ValueError: an option that was set outside its range. In each of these cases no
+                parameter and no state has changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        options = [Hyperparameters.from_group(group) for group in self.param_groups]
+        live = Live.of(self.param_groups)
+        plan = self._plan
+        if plan is None or not plan.fits(self.backend, self.param_groups, self.state, live):
+            plan = self._plan = Plan(self.backend, self.param_groups, self.state, live)
+        for step_bucket in plan.bucket_steps:
+            step_bucket(live, options)
+        # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
+        torch.autograd.graph.increment_version(live.params)
+        return loss
+
+
+def _check_unique(params: Sequence[Any]) -> None:
+    seen: set[int] = set()
+    for index, item in enumerate(params):
+        name, param = item if isinstance(item, tuple) else (index, item)
+        if id(param) in seen:
+            raise ValueError(f"parameter {name!r} appears more than once in a param group")
+        seen.add(id(param))

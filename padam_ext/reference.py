@@ -1,0 +1,115 @@
+"""Padam in plain PyTorch: the readable specification, the eager baseline and the last fallback.
+
+Both forms compute one step of Algorithm 1 of Chen et al., "Closing the Generalization Gap of
+Adaptive Gradient Methods in Training Deep Neural Networks" (IJCAI 2020), with the additions that
+FusedPadam documents. Arithmetic is in the dtype of the states: float32 for half types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
+
+
+def padam_step(
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    max_exp_avg_sq: Tensor | None,
+    step: float,
+    options: Hyperparameters,
+) -> None:
+    """Steps one real tensor in place; `grad` is only read.
+
+    Args:
+        param: parameter x, any shape.
+        grad: its gradient, of the same shape.
+        exp_avg: first moment m, same shape, float32 (float64 for float64 parameters).
+        exp_avg_sq: second moment v, like `exp_avg`.
+        max_exp_avg_sq: running maximum h of v, like `exp_avg`; None without amsgrad.
+        step: number of this update, from 1.
+        options: the options of the parameter's group.
+    """
+    c, r = bias_correction_factors(
+        options.bias_correction, options.beta1, options.beta2, step
+    )
+    x = param.to(exp_avg.dtype)  # `param` itself, unless it is of a half type
+    g = grad.to(exp_avg.dtype)
+    if options.maximize:
+        g = -g
+    if options.weight_decay != 0:
+        if options.decoupled_weight_decay:
+            x.sub_(x, alpha=options.lr * options.weight_decay)
+        else:
+            g = g.add(x, alpha=options.weight_decay)
+
+    exp_avg.mul_(options.beta1).add_(g, alpha=1 - options.beta1)
+    exp_avg_sq.mul_(options.beta2).addcmul_(g, g, value=1 - options.beta2)
+    second_moment = exp_avg_sq
+    if max_exp_avg_sq is not None:
+        torch.maximum(max_exp_avg_sq, exp_avg_sq, out=max_exp_avg_sq)  # propagates NaN
+        second_moment = max_exp_avg_sq
+
+    d = second_moment.sqrt().div_(r).add_(options.eps)
+    ratio = exp_avg / d.pow(2 * options.partial)
+    if options.eps == 0:
+        ratio.masked_fill_((exp_avg == 0) & (d == 0), 0.0)  # 0/0: the coordinate stays
+    x.add_(ratio, alpha=-options.lr * c)
+    if x is not param:
+        param.copy_(x)
+
+
+def padam_step_foreach(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    max_exp_avg_sqs: Sequence[Tensor] | None,
+    steps: Sequence[float],
+    options: Hyperparameters,
+) -> None:
+    """Steps a list of tensors of one device and one dtype in place, with `torch._foreach_*`.
+
+    Arguments are lists of those of `padam_step`; the lists must not be empty.
+    """
+    dtype = exp_avgs[0].dtype
+    factors = [
+        bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
+        for step in steps
+    ]
+    xs = [param.to(dtype) for param in params]
+    gs = [grad.to(dtype) for grad in grads]
+    if options.maximize:
+        gs = torch._foreach_neg(gs)
+    if options.weight_decay != 0:
+        if options.decoupled_weight_decay:
+            torch._foreach_sub_(xs, xs, alpha=options.lr * options.weight_decay)
+        else:
+            gs = torch._foreach_add(gs, xs, alpha=options.weight_decay)
+
+    torch._foreach_mul_(exp_avgs, options.beta1)
+    torch._foreach_add_(exp_avgs, gs, alpha=1 - options.beta1)
+    torch._foreach_mul_(exp_avg_sqs, options.beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, gs, gs, value=1 - options.beta2)
+    second_moments = exp_avg_sqs
+    if max_exp_avg_sqs is not None:
+        torch._foreach_maximum_(max_exp_avg_sqs, exp_avg_sqs)
+        second_moments = max_exp_avg_sqs
+
+    ds = torch._foreach_sqrt(second_moments)
+    torch._foreach_div_(ds, [r for _, r in factors])
+    torch._foreach_add_(ds, options.eps)
+    ratios = torch._foreach_div(exp_avgs, torch._foreach_pow(ds, 2 * options.partial))
+    if options.eps == 0:
+        for ratio, exp_avg, d in zip(ratios, exp_avgs, ds, strict=True):
+            ratio.masked_fill_((exp_avg == 0) & (d == 0), 0.0)
+    torch._foreach_mul_(ratios, [-options.lr * c for c, _ in factors])
+    torch._foreach_add_(xs, ratios)
+    for param, x in zip(params, xs, strict=True):
+        if x is not param:
+            param.copy_(x)

@@ -1,0 +1,84 @@
+"""State of one parameter: torch.optim.Adam's names, in dtypes and layouts that kernels can take.
+
+`step` counts the parameter's own updates, a float32 scalar on the CPU. The moments have the
+parameter's shape, float32 for half types, else the parameter's dtype (complex for complex).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from padam_ext.layout import is_plain, same_layout
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+ParamState = dict[str, Any]
+
+_MOMENT_DTYPES = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+
+
+def check_state(state: ParamState, param: Tensor, name: object) -> None:
+    """Refuses a state that belongs to another parameter.
+
+    Raises:
+        ValueError: a moment of another shape, or one without the other.
+        TypeError: a moment that is not a tensor.
+    """
+    present = [key for key in MOMENTS if key in state]
+    if present and not {"exp_avg", "exp_avg_sq"} <= set(present):
+        raise ValueError(
+            f"the state of {name} has {present} but needs both exp_avg and exp_avg_sq; "
+            "the checkpoint is of another optimizer or incomplete"
+        )
+    for key in present:
+        if not isinstance(state[key], Tensor):
+            raise TypeError(f"state {key!r} of {name} must be a tensor, got {state[key]!r}")
+        if state[key].shape != param.shape:
+            raise ValueError(
+                f"state {key!r} of {name} has shape {tuple(state[key].shape)}, but the parameter "
+                f"has shape {tuple(param.shape)}"
+            )
+    step = state.get("step", 0)
+    if isinstance(step, Tensor) and step.numel() != 1:
+        raise ValueError(f"state 'step' of {name} must be one number, got shape {step.shape}")
+
+
+def fit_state(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:
+    """Completes a state in place and gives each tensor the dtype, device and layout it needs.
+
+    New moments start at zero. A running maximum that is missing beside existing moments (amsgrad
+    was off until now) starts at the current second moment.
+    """
+    dtype = _MOMENT_DTYPES.get(param.dtype, param.dtype)
+    state["step"] = _fit_step(state.get("step", 0.0))
+    for key in MOMENTS[:2]:
+        state[key] = _fit_moment(state.get(key), param, dtype)
+    if amsgrad:
+        value = state.get("max_exp_avg_sq")
+        if value is None:
+            value = state["exp_avg_sq"].clone()
+        state["max_exp_avg_sq"] = _fit_moment(value, param, dtype)
+
+
+def _fit_step(step: Any) -> Tensor:
+    if isinstance(step, Tensor):
+        if step.dtype == torch.float32 and step.device.type == "cpu" and step.dim() == 0:
+            return step
+        step = step.item()
+    return torch.tensor(float(step), dtype=torch.float32, device="cpu")
+
+
+def _fit_moment(value: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor:
+    if value is not None and value.dtype == dtype and value.device == param.device:
+        like = param if is_plain(param) else torch.empty_like(param, device="meta")
+        if is_plain(value) and same_layout(value, like):
+            return value
+    fitted = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    return fitted if value is None else fitted.copy_(value)

@@ -1,0 +1,72 @@
+"""The shared table of cases: every backend runs all of them against the oracle."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+DEFAULTS: dict[str, Any] = {
+    "lr": 0.1,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "partial": 0.125,
+    "amsgrad": True,
+    "bias_correction": "none",
+    "decoupled_weight_decay": False,
+    "maximize": False,
+}
+
+PARTIALS = (0.0, 1 / 16, 1 / 8, 0.2, 1 / 4, 0.4, 1 / 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        return DEFAULTS | self.options
+
+
+def _cases() -> list[Case]:
+    cases = [
+        Case(f"p={p:g} {correction}", {"partial": p, "bias_correction": correction,
+                                       "weight_decay": 5e-2})
+        for p in PARTIALS
+        for correction in ("none", "authors", "adam")
+    ]  # fmt: skip
+    decoupled = {"weight_decay": 0.1, "decoupled_weight_decay": True}
+    cases += [
+        Case("no decay"),
+        Case("decoupled", decoupled),
+        Case("decoupled p=0.4", decoupled | {"partial": 0.4}),
+        Case("no amsgrad", {"amsgrad": False, "weight_decay": 5e-2}),
+        Case("no amsgrad p=0.2 adam", {"amsgrad": False, "partial": 0.2, "weight_decay": 5e-2,
+                                       "bias_correction": "adam"}),
+        Case("maximize", {"maximize": True, "weight_decay": 5e-2}),
+        Case("maximize decoupled p=1/4", decoupled | {"maximize": True, "partial": 0.25}),
+        Case("eps=0", {"eps": 0.0, "weight_decay": 5e-2}),
+        Case("large eps p=0.2", {"eps": 1e-2, "partial": 0.2, "weight_decay": 5e-2}),
+        Case("large eps p=1/2", {"eps": 1e-2, "partial": 0.5, "weight_decay": 5e-2}),
+        Case("no momentum", {"betas": (0.0, 0.99), "weight_decay": 5e-2}),
+        Case("no averaging", {"betas": (0.9, 0.0), "partial": 0.25, "weight_decay": 5e-2}),
+        Case("odd betas", {"betas": (0.77, 0.9123), "partial": 0.3, "weight_decay": 1e-2}),
+        Case("small lr", {"lr": 3e-4, "partial": 0.5, "weight_decay": 5e-2}),
+        Case("lr=0", {"lr": 0.0, "weight_decay": 5e-2}),
+    ]  # fmt: skip
+    return cases
+
+
+CASES = _cases()
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def ids(values):
+    return [getattr(v, "name", str(v).removeprefix("torch.")).replace(" ", "-") for v in values]
+
+
+each_case = pytest.mark.parametrize("case", CASES, ids=ids(CASES))
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=ids(DTYPES))

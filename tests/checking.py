@@ -1,0 +1,120 @@
+"""Holds steps of an optimizer against the oracle, within the bounds that the project promises."""
+
+import numpy as np
+import torch
+
+import oracle
+from cases import DEFAULTS
+
+STEP_BOUND = {torch.float32: 4e-6, torch.float64: 1e-14}
+MOMENT_ULPS = 2
+# PyTorch's operations round the scalar factor and both products of v's second term: with b2 = 0.999
+# and v = 0 that adds up to 2.3 units on one element in 3000.
+EAGER_MOMENT_ULPS = 3
+STATE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def as_exact(tensor: torch.Tensor) -> np.ndarray:
+    """Elements in index order, in extended precision; complex as (real, imag) pairs."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return oracle.exact(tensor.to(torch.float64).numpy())
+
+
+def spacing(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """One unit in the last place of |values| in a dtype, at its smallest for values near 0."""
+    info = torch.finfo(dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponent = np.floor(np.log2(np.abs(values)))
+    smallest = np.log2(oracle.exact(info.smallest_normal))
+    exponent = np.maximum(np.where(np.isfinite(exponent), exponent, smallest), smallest)
+    return np.exp2(exponent) * info.eps
+
+
+def assert_within(actual, expected, tolerance, what: str) -> None:
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        good = same | (np.abs(actual - expected) <= tolerance)
+    if not good.all():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            excess = np.where(good, 0, np.abs(actual - expected) / tolerance)
+        worst = np.unravel_index(np.nanargmax(excess), excess.shape)
+        raise AssertionError(
+            f"{what}: {np.count_nonzero(~good)} of {good.size} elements out of bounds, worst at "
+            f"{worst}: got {actual[worst]!r}, expected {expected[worst]!r}, "
+            f"allowed {np.broadcast_to(tolerance, good.shape)[worst]!r}"
+        )
+
+
+class Watched:
+    """A parameter's values and states as they are before a step."""
+
+    def __init__(self, optimizer, param):
+        state = optimizer.state.get(param, {})
+        zeros = torch.zeros_like(param)
+        self.param = param
+        self.x = as_exact(param)
+        self.moments = [
+            as_exact(state.get(key, zeros)) for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        ]
+        self.step = float(state["step"]) if "step" in state else 0.0
+        self.grad = None if param.grad is None else as_exact(param.grad)
+        group = next(g for g in optimizer.param_groups if any(p is param for p in g["params"]))
+        self.moment_ulps = EAGER_MOMENT_ULPS if optimizer.backend == "eager" else MOMENT_ULPS
+        self.options = {key: group[key] for key in DEFAULTS}
+
+    def check(self, optimizer) -> None:
+        """Compares what the step made of them with the oracle."""
+        state = optimizer.state.get(self.param, {})
+        if self.grad is None:
+            assert np.array_equal(as_exact(self.param), self.x, equal_nan=True)
+            assert float(state.get("step", 0.0)) == self.step
+            return
+        want = oracle.padam(self.x, self.grad, *self.moments, int(self.step) + 1, self.options)
+        dtype = self.param.dtype.to_real()
+        state_dtype = STATE_DTYPE.get(dtype, dtype)
+
+        assert state["step"].dtype == torch.float32
+        assert state["step"].shape == ()
+        assert float(state["step"]) == self.step + 1
+        keys = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.options["amsgrad"]
+        for key in keys:
+            assert state[key].dtype.to_real() == state_dtype, key
+        b1, b2 = map(oracle.exact, self.options["betas"])
+        g, g_unit = abs(want.g), spacing(want.g_scale, state_dtype) * (want.g_scale != 0)
+        tolerance = self.moment_ulps * spacing(want.m_scale, state_dtype) + (1 - b1) * g_unit
+        assert_within(as_exact(state["exp_avg"]), want.m, tolerance, "exp_avg")
+        tolerance = self.moment_ulps * spacing(want.v, state_dtype)
+        tolerance = tolerance + (1 - b2) * ((g + g_unit) ** 2 - g**2)
+        assert_within(as_exact(state["exp_avg_sq"]), want.v, tolerance, "exp_avg_sq")
+        if self.options["amsgrad"]:
+            actual = as_exact(state["max_exp_avg_sq"])
+            assert_within(actual, want.h, tolerance, "max_exp_avg_sq")
+
+        # The movement is judged from the moments as stored, whose own bounds were checked above:
+        # where terms of m cancel, m's rounding is large beside the step.
+        h = state["max_exp_avg_sq" if self.options["amsgrad"] else "exp_avg_sq"]
+        decay = self.options["lr"] * self.options["weight_decay"]
+        kept = self.x * (1 - decay) if self.options["decoupled_weight_decay"] else self.x
+        moved = oracle.movement(
+            as_exact(state["exp_avg"]), as_exact(h), int(self.step) + 1, self.options
+        )
+        x = kept + moved
+        # Beside the change of x its two sums are rounded, each by half a unit.
+        changed = np.abs(moved) + np.abs(kept - self.x)
+        rounding = spacing(np.maximum(abs(x), abs(kept)), dtype)
+        tolerance = changed * STEP_BOUND[state_dtype] + rounding
+        assert_within(as_exact(self.param), x, tolerance, "parameter")
+
+
+def step_and_check(optimizer) -> None:
+    """Makes one step and checks every parameter of every group, and that gradients were kept."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    watched = [Watched(optimizer, param) for param in params]
+    grads = [None if p.grad is None else p.grad.clone() for p in params]
+    optimizer.step()
+    for before, param, grad in zip(watched, params, grads, strict=True):
+        before.check(optimizer)
+        if grad is not None:
+            assert torch.equal(param.grad.nan_to_num(), grad.nan_to_num())

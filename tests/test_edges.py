@@ -1,0 +1,232 @@
+"""The edges of the specification: zeros, infinities, NaN, gradients that come and go, lists."""
+
+import pytest
+import torch
+
+from cases import PARTIALS, each_dtype, ids
+from checking import step_and_check
+from padam_ext import FusedPadam
+
+each_partial = pytest.mark.parametrize("partial", PARTIALS, ids=ids(PARTIALS))
+
+
+def parameter(values, dtype=torch.float32):
+    return torch.nn.Parameter(torch.as_tensor(values, dtype=dtype))
+
+
+@each_partial
+@each_dtype
+def test_a_coordinate_without_any_gradient_stays_when_eps_is_zero(partial, dtype, backend):
+    param = parameter([1.0, -2.0, 0.0, 3.0], dtype)
+    optimizer = FusedPadam([param], partial=partial, eps=0.0, backend=backend)
+    for _ in range(3):
+        param.grad = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=dtype)
+        step_and_check(optimizer)
+    assert param[:3].tolist() == [1.0, -2.0, 0.0]
+    assert param[3] < 3
+
+
+def test_a_second_moment_that_underflows_follows_ieee_when_eps_is_zero(backend):
+    param = parameter([1.0, 1.0])
+    optimizer = FusedPadam([param], eps=0.0, partial=0.2, backend=backend)
+    param.grad = torch.tensor([1e-30, -1e-30])  # its square is 0 in float32
+    optimizer.step()
+    assert param.tolist() == [-torch.inf, torch.inf]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_a_zero_gradient_in_a_half_type_changes_nothing(dtype, backend):
+    param = parameter([1.0, -3.0, 0.0], dtype)
+    before = param.detach().clone()
+    optimizer = FusedPadam([param], backend=backend)
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert torch.equal(param, before)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@each_partial
+@each_dtype
+def test_a_gradient_that_is_not_finite_is_seen_and_stays_in_its_coordinate(
+    bad, partial, dtype, backend
+):
+    param = parameter(torch.ones(40), dtype)
+    optimizer = FusedPadam([param], partial=partial, backend=backend)
+    param.grad = torch.ones_like(param)
+    param.grad[7] = bad
+    step_and_check(optimizer)
+    state = optimizer.state[param]
+    assert not param[7].isfinite() or partial > 0
+    assert not state["exp_avg"][7].isfinite()
+    others = torch.arange(40) != 7
+    assert param[others].isfinite().all()
+    # The running maximum keeps what it saw, NaN included.
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert state["max_exp_avg_sq"][7].isnan() if bad != bad else state["max_exp_avg_sq"][7].isinf()
+    assert not param[7].isfinite()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_without_weight_decay_an_infinite_parameter_makes_no_nan(decoupled, backend):
+    param = parameter([torch.inf, 1.0])
+    optimizer = FusedPadam([param], decoupled_weight_decay=decoupled, backend=backend)
+    param.grad = torch.ones(2)
+    optimizer.step()
+    assert param[0] == torch.inf
+    assert optimizer.state[param]["exp_avg"].isfinite().all()
+
+
+@each_partial
+def test_the_step_is_exact_over_the_whole_range_of_the_second_moment(partial, backend):
+    """From the smallest denormal to the largest float, and densely around 1."""
+    exponents = torch.arange(-149, 128, dtype=torch.float64)
+    h = torch.cat(
+        [
+            2.0**exponents,
+            1.37 * 2.0**exponents,
+            torch.tensor([torch.finfo(torch.float32).max], dtype=torch.float64),
+            1 + torch.linspace(-1e-3, 1e-3, 501, dtype=torch.float64),
+            torch.tensor([1 - 2.0**-24, 1 + 2.0**-23, 0.5, 2.0], dtype=torch.float64),
+        ]
+    ).float()
+    param = parameter(torch.zeros_like(h))
+    optimizer = FusedPadam([param], lr=1.0, eps=0.0, partial=partial, backend=backend)
+    optimizer.state[param] = {
+        "step": torch.tensor(5.0),
+        "exp_avg": h.sqrt(),
+        "exp_avg_sq": h.clone(),
+        "max_exp_avg_sq": h.clone(),
+    }
+    param.grad = torch.zeros_like(param)
+    step_and_check(optimizer)
+
+
+@pytest.mark.parametrize("eps", [1e-45, 1e-38, 1e-20])
+def test_a_denominator_that_is_nearly_zero(eps, backend):
+    param = parameter(torch.zeros(3))
+    optimizer = FusedPadam([param], eps=eps, partial=0.2, lr=1e-8, backend=backend)
+    param.grad = torch.tensor([1e-25, 0.0, -1e-25])
+    step_and_check(optimizer)
+
+
+def test_parameters_without_a_gradient_keep_everything_and_get_no_state(backend):
+    always, later, never = parameter([1.0]), parameter([2.0]), parameter([3.0])
+    optimizer = FusedPadam(
+        [always, later, never], bias_correction="adam", weight_decay=0.1, backend=backend
+    )
+    for step in range(6):
+        always.grad = torch.ones(1)
+        later.grad = torch.full((1,), 0.5) if step in (2, 3, 5) else None
+        step_and_check(optimizer)
+    assert never.item() == 3.0
+    assert never not in optimizer.state
+    assert optimizer.state[always]["step"] == 6
+    assert optimizer.state[later]["step"] == 3
+
+
+def test_a_step_without_any_gradient_does_nothing(backend):
+    param = parameter([1.0])
+    optimizer = FusedPadam([param], backend=backend)
+    optimizer.step()
+    assert param.item() == 1.0
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[0], [0, 5], [5, 0], [5, 0, 7], [0, 0, 5, 0, 0, 3, 0]],
+    ids=["alone", "first", "last", "between", "everywhere"],
+)
+def test_empty_tensors_stop_nobody(sizes, backend):
+    params = [parameter(torch.randn(size)) for size in sizes]
+    optimizer = FusedPadam(params, weight_decay=0.1, backend=backend)
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        step_and_check(optimizer)
+    assert all(optimizer.state[param]["step"] == 2 for param in params)
+
+
+def test_scalars(backend):
+    param = parameter(2.5)
+    optimizer = FusedPadam([param], weight_decay=0.1, backend=backend)
+    for _ in range(2):
+        param.grad = torch.tensor(0.7)
+        step_and_check(optimizer)
+    assert optimizer.state[param]["exp_avg"].shape == ()
+
+
+def test_groups_keep_their_own_options(backend):
+    options = [
+        {"lr": 0.5, "weight_decay": 0.1},
+        {"betas": (0.5, 0.9), "partial": 0.4, "amsgrad": False},
+        {"eps": 1e-2, "partial": 0.5, "bias_correction": "adam"},
+        {"maximize": True, "decoupled_weight_decay": True, "weight_decay": 0.2},
+        {"bias_correction": "authors", "partial": 0.0},
+    ]
+    groups = [
+        {"params": [parameter(torch.randn(size)) for size in (3, 100)], **option}
+        for option in options
+    ]
+    optimizer = FusedPadam(groups, backend=backend)
+    for _ in range(3):
+        for group in groups:
+            for param in group["params"]:
+                param.grad = torch.randn_like(param)
+        step_and_check(optimizer)
+
+
+def test_dtypes_mix_in_one_optimizer(backend):
+    dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float16, torch.float32]
+    params = [parameter(torch.randn(50), dtype) for dtype in dtypes]
+    optimizer = FusedPadam(params, weight_decay=0.1, partial=0.2, backend=backend)
+    for _ in range(3):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        step_and_check(optimizer)
+
+
+def test_thousands_of_tensors(backend):
+    params = [parameter(torch.randn(1 + i % 13)) for i in range(3000)]
+    reference = [parameter(torch.cat([p.detach() for p in params]))]
+    optimizer = FusedPadam(params, weight_decay=0.1, backend=backend)
+    joined = FusedPadam(reference, weight_decay=0.1, backend=backend)
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        reference[0].grad = torch.cat([p.grad for p in params])
+        optimizer.step()
+        joined.step()
+    assert torch.equal(torch.cat([p.detach() for p in params]), reference[0])
+
+
+def test_options_changed_between_steps_take_effect(backend):
+    param = parameter(torch.randn(20))
+    lr = torch.tensor(0.05)
+    optimizer = FusedPadam([param], lr=lr, backend=backend)
+    for change in (
+        {}, {"lr": 0.01}, {"lr": lr}, {"betas": [0.5, 0.9]}, {"partial": 0.3},
+        {"weight_decay": 0.2}, {"eps": 1e-3}, {"maximize": True}, {"bias_correction": "adam"},
+    ):  # fmt: skip
+        optimizer.param_groups[0].update(change)
+        lr.mul_(0.5)
+        param.grad = torch.randn_like(param)
+        step_and_check(optimizer)
+    assert lr.item() == pytest.approx(0.05 * 0.5**9)
+
+
+def test_amsgrad_switched_on_later_starts_from_the_second_moment(backend):
+    param = parameter(torch.randn(20))
+    optimizer = FusedPadam([param], amsgrad=False, backend=backend)
+    param.grad = torch.randn_like(param)
+    step_and_check(optimizer)
+    assert "max_exp_avg_sq" not in optimizer.state[param]
+    before = optimizer.state[param]["exp_avg_sq"].clone()
+    optimizer.param_groups[0]["amsgrad"] = True
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert torch.equal(optimizer.state[param]["max_exp_avg_sq"], before)
+    optimizer.param_groups[0]["amsgrad"] = False
+    param.grad = torch.randn_like(param)
+    step_and_check(optimizer)
