@@ -5,6 +5,7 @@
 // share, nor on the vector width.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -32,27 +33,15 @@ inline Root root_of(double partial) {
   return Root::general;
 }
 
-// A double as the sum of two T: float32 rounds 1 - 0.999 by nearly half a unit, and a moment
-// that may be off by two units in all cannot afford that.
-template <typename T>
-struct Factor {
-  T high;
-  T low;
-};
-
-template <typename T>
-Factor<T> split(double value) {
-  const T high = static_cast<T>(value);
-  return {high, static_cast<T>(value - static_cast<double>(high))};
-}
-
 // Hyperparameters in the type of the arithmetic, with everything that is the same for all elements
 // worked out once, in double.
 template <typename T>
 struct Constants {
   T step_size;     // lr * c
-  Factor<T> beta1, one_minus_beta1;
-  Factor<T> beta2, one_minus_beta2;
+  T beta1, one_minus_beta1;
+  T beta2;
+  T one_minus_beta2;       // and the rest of it: float32 rounds 1 - 0.999 by nearly half a unit,
+  T one_minus_beta2_rest;  // which v, off by at most two units in all, cannot afford
   T eps;
   T coupled_decay;       // weight_decay when it is coupled, else 0
   T decoupled_decay;     // lr * weight_decay when it is decoupled, else 0
@@ -70,10 +59,12 @@ Constants<T> make_constants(const Hyperparameters& options) {
   const double exponent_high = std::nearbyint(exponent * 65536.0) / 65536.0;
   Constants<T> constants;
   constants.step_size = static_cast<T>(options.lr * options.step_correction);
-  constants.beta1 = split<T>(options.beta1);
-  constants.one_minus_beta1 = split<T>(1.0 - options.beta1);
-  constants.beta2 = split<T>(options.beta2);
-  constants.one_minus_beta2 = split<T>(1.0 - options.beta2);
+  constants.beta1 = static_cast<T>(options.beta1);
+  constants.one_minus_beta1 = static_cast<T>(1.0 - options.beta1);
+  constants.beta2 = static_cast<T>(options.beta2);
+  constants.one_minus_beta2 = static_cast<T>(1.0 - options.beta2);
+  constants.one_minus_beta2_rest = static_cast<T>(
+      1.0 - options.beta2 - static_cast<double>(constants.one_minus_beta2));
   constants.eps = static_cast<T>(options.eps);
   constants.coupled_decay = static_cast<T>(decoupled ? 0.0 : options.weight_decay);
   constants.decoupled_decay =
@@ -115,11 +106,16 @@ PADAM_INLINE float rounded_once(float a, float b, float c) {
 #endif
 PADAM_INLINE double rounded_once(double a, double b, double c) { return multiply_add(a, b, c); }
 
-// factor * value, rounded once, as if the factor had not been rounded at all.
 template <typename T>
-PADAM_INLINE T scaled(const Factor<T>& factor, T value) {
-  return rounded_once(factor.high, value, factor.low * value);
-}
+struct Limits;
+template <>
+struct Limits<float> {
+  PADAM_INLINE float largest() { return FLT_MAX; }
+};
+template <>
+struct Limits<double> {
+  PADAM_INLINE double largest() { return DBL_MAX; }
+};
 
 PADAM_INLINE std::int32_t bits_of(float value) {
   std::int32_t bits;
@@ -212,8 +208,12 @@ PADAM_INLINE void padam_update(T& x, T g, T& m, T& v, T& h, const Constants<T>& 
   g = c.coupled_decay != T(0) ? multiply_add(c.coupled_decay, x, g) : g;
   const T kept = c.decoupled_decay != T(0) ? multiply_add(-c.decoupled_decay, x, x) : x;
 
-  m = scaled(c.beta1, m) + scaled(c.one_minus_beta1, g);
-  v = rounded_once(scaled(c.one_minus_beta2, g), g, scaled(c.beta2, v));
+  m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
+  // The rest's product is kept finite, so that an infinite g gives an infinite v, not NaN.
+  const T largest = Limits<T>::largest();
+  const T finite_g = g > largest ? largest : (g < -largest ? -largest : g);
+  const T scaled_g = rounded_once(c.one_minus_beta2, g, c.one_minus_beta2_rest * finite_g);
+  v = rounded_once(scaled_g, g, c.beta2 * v);
   T second_moment = v;
   if (amsgrad) {
     h = (h >= v || h != h) ? h : v;  // a NaN in either stays, as in torch.maximum

@@ -61,8 +61,8 @@ class Bucket:
     exp_avg_sqs: list[Tensor] = field(default_factory=list)
     max_exp_avg_sqs: list[Tensor | None] = field(default_factory=list)  # None without amsgrad
     steps: list[Tensor] = field(default_factory=list)  # float32 scalars on the CPU
-    staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    converted: list[int] = field(default_factory=list)
+    staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # a parameter, its copy
+    converted: list[int] = field(default_factory=list)  # whose gradients need `_converted`
 
     def add(self, position: int, live: Live, state: ParamState, *, amsgrad: bool) -> None:
         """Takes in one parameter, whose state has been made to fit it."""
@@ -72,7 +72,7 @@ class Bucket:
             local = torch.empty_like(param)
             self.staged.append((param.detach(), local))
         local = real_view(local)
-        if not _usable_as_is(grad, local, self.grad_dtype):
+        if _converted(grad, local, self.grad_dtype) is not grad:
             self.converted.append(len(self.params))
         self.positions.append(position)
         self.group_indices.append(live.group_indices[position])
@@ -86,8 +86,7 @@ class Bucket:
         """This step's gradients: real, of `grad_dtype`, laid out as the parameters."""
         grads = [live.grads[position] for position in self.positions]
         for i in self.converted:
-            like = self.params[i]
-            grads[i] = torch.empty_like(like, dtype=self.grad_dtype).copy_(real_view(grads[i]))
+            grads[i] = _converted(grads[i], self.params[i], self.grad_dtype)
         return grads
 
     def load_staged(self) -> None:
@@ -185,7 +184,9 @@ def _grad_dtype(param_dtype: torch.dtype, grad_dtype: torch.dtype) -> torch.dtyp
     return torch.float32 if param_dtype in HALF_DTYPES else param_dtype
 
 
-def _usable_as_is(grad: Tensor, local: Tensor, grad_dtype: torch.dtype) -> bool:
-    if not is_plain(grad) or grad.dtype.to_real() != grad_dtype:
-        return False
-    return same_layout(real_view(grad), local)
+def _converted(grad: Tensor, local: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient as a kernel can read it beside `local`: itself or a view, else a copy."""
+    real = real_view(grad)
+    if is_plain(grad) and real.dtype == dtype and same_layout(real, local):
+        return real
+    return torch.empty_like(local, dtype=dtype).copy_(real)

@@ -11,7 +11,8 @@ def real_view(tensor: Tensor) -> Tensor:
 
     A lazily conjugated or negated tensor is materialised first.
     """
-    tensor = tensor.resolve_neg()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
