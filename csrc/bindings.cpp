@@ -23,6 +23,14 @@ const T* items(const py::buffer_info& info, const char* name, py::ssize_t expect
   return static_cast<const T*>(info.ptr);
 }
 
+padam::DType dtype_of(int code, const char* name) {
+  if (code < 0 || code > static_cast<int>(padam::DType::float16)) {
+    throw std::invalid_argument(std::string(name) + ": " + std::to_string(code) +
+                                " is not a dtype");
+  }
+  return static_cast<padam::DType>(code);
+}
+
 void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::buffer& rows,
               const py::buffer& hyperparameters, int param_dtype, int grad_dtype, int num_threads,
               const std::string& simd_level) {
@@ -36,14 +44,21 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
   padam::LaunchTable table;
   table.num_tensors = numels_info.size;
   table.numels = items<std::int64_t>(numels_info, "numels", table.num_tensors);
-  table.addresses =
-      items<std::int64_t>(addresses_info, "addresses", kSlots * table.num_tensors);
+  table.addresses = items<std::int64_t>(addresses_info, "addresses", kSlots * table.num_tensors);
   table.rows = items<std::int64_t>(rows_info, "rows", table.num_tensors);
   table.num_rows = options_info.size / kFields;
   table.hyperparameters = reinterpret_cast<const padam::Hyperparameters*>(
       items<double>(options_info, "hyperparameters", table.num_rows * kFields));
-  table.param_dtype = static_cast<padam::DType>(param_dtype);
-  table.grad_dtype = static_cast<padam::DType>(grad_dtype);
+  table.param_dtype = dtype_of(param_dtype, "param_dtype");
+  table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
+  const bool half_param =
+      table.param_dtype == padam::DType::bfloat16 || table.param_dtype == padam::DType::float16;
+  if (table.grad_dtype != table.param_dtype &&
+      !(half_param && table.grad_dtype == padam::DType::float32)) {
+    throw std::invalid_argument("a gradient of dtype " + std::to_string(grad_dtype) +
+                                " beside a parameter of dtype " + std::to_string(param_dtype) +
+                                " is not supported");
+  }
   for (std::int64_t tensor = 0; tensor < table.num_tensors; ++tensor) {
     const std::int64_t row = table.rows[tensor];
     if (row < 0 || row >= table.num_rows) {

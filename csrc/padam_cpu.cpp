@@ -6,8 +6,8 @@
 
 namespace padam {
 
-#define PADAM_DECLARE_LEVEL(level)                                                        \
-  namespace level {                                                                       \
+#define PADAM_DECLARE_LEVEL(level)                                                          \
+  namespace level {                                                                         \
   void step_span(const LaunchTable&, const Row&, std::int64_t, std::int64_t, std::int64_t); \
   }
 PADAM_DECLARE_LEVEL(plain)

@@ -5,7 +5,6 @@
 // share, nor on the vector width.
 #pragma once
 
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -37,7 +36,7 @@ inline Root root_of(double partial) {
 // worked out once, in double.
 template <typename T>
 struct Constants {
-  T step_size;     // lr * c
+  T step_size;  // lr * c
   T beta1, one_minus_beta1;
   T beta2;
   T one_minus_beta2;       // and the rest of it: float32 rounds 1 - 0.999 by nearly half a unit,
@@ -63,12 +62,11 @@ Constants<T> make_constants(const Hyperparameters& options) {
   constants.one_minus_beta1 = static_cast<T>(1.0 - options.beta1);
   constants.beta2 = static_cast<T>(options.beta2);
   constants.one_minus_beta2 = static_cast<T>(1.0 - options.beta2);
-  constants.one_minus_beta2_rest = static_cast<T>(
-      1.0 - options.beta2 - static_cast<double>(constants.one_minus_beta2));
+  constants.one_minus_beta2_rest =
+      static_cast<T>(1.0 - options.beta2 - static_cast<double>(constants.one_minus_beta2));
   constants.eps = static_cast<T>(options.eps);
   constants.coupled_decay = static_cast<T>(decoupled ? 0.0 : options.weight_decay);
-  constants.decoupled_decay =
-      static_cast<T>(decoupled ? options.lr * options.weight_decay : 0.0);
+  constants.decoupled_decay = static_cast<T>(decoupled ? options.lr * options.weight_decay : 0.0);
   constants.inverse_correction = static_cast<T>(1.0 / options.denominator_correction);
   constants.grad_sign = static_cast<T>(options.maximize != 0.0 ? -1.0 : 1.0);
   constants.exponent = static_cast<T>(exponent);
@@ -105,17 +103,6 @@ PADAM_INLINE float rounded_once(float a, float b, float c) {
 }
 #endif
 PADAM_INLINE double rounded_once(double a, double b, double c) { return multiply_add(a, b, c); }
-
-template <typename T>
-struct Limits;
-template <>
-struct Limits<float> {
-  PADAM_INLINE float largest() { return FLT_MAX; }
-};
-template <>
-struct Limits<double> {
-  PADAM_INLINE double largest() { return DBL_MAX; }
-};
 
 PADAM_INLINE std::int32_t bits_of(float value) {
   std::int32_t bits;
@@ -209,10 +196,9 @@ PADAM_INLINE void padam_update(T& x, T g, T& m, T& v, T& h, const Constants<T>& 
   const T kept = c.decoupled_decay != T(0) ? multiply_add(-c.decoupled_decay, x, x) : x;
 
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
-  // The rest's product is kept finite, so that an infinite g gives an infinite v, not NaN.
-  const T largest = Limits<T>::largest();
-  const T finite_g = g > largest ? largest : (g < -largest ? -largest : g);
-  const T scaled_g = rounded_once(c.one_minus_beta2, g, c.one_minus_beta2_rest * finite_g);
+  // An infinite g, of which the rest may be a part of the other sign, must not give NaN.
+  const T rest = g - g == T(0) ? c.one_minus_beta2_rest * g : T(0);
+  const T scaled_g = rounded_once(c.one_minus_beta2, g, rest);
   v = rounded_once(scaled_g, g, c.beta2 * v);
   T second_moment = v;
   if (amsgrad) {

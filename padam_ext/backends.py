@@ -79,7 +79,7 @@ def choose(name: str, device: torch.device) -> Backend:
     Raises:
         RuntimeError: the backend asked for by name cannot take these tensors; says why.
     """
-    reasons = []
+    reasons: list[str] = []
     for backend in BACKENDS:
         if name not in ("auto", backend.name):
             continue
@@ -101,6 +101,6 @@ def _warn_once(device: torch.device, reasons: Sequence[str]) -> None:
     _warned.add(device.type)
     warnings.warn(
         f"FusedPadam steps tensors on {device.type} with plain PyTorch operations, which is "
-        f"slower ({'; '.join(reasons)}). backend=\"eager\" silences this.",
+        f'slower ({"; ".join(reasons)}). backend="eager" silences this.',
         stacklevel=2,
     )

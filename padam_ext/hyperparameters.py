@@ -61,8 +61,9 @@ def bias_correction_factors(
     """Factors (c, r) of the update `x -= lr * c * m / (sqrt(h) / r + eps) ** (2 * p)`.
 
     Args:
-        bias_correction: "none", the paper's Algorithm 1; "authors", the authors' released code, not a
-            debiasing when p < 1/2 but a warm-up; "adam", as torch.optim.Adam, consistent at every p.
+        bias_correction: "none", the paper's Algorithm 1; "authors", the authors' released code,
+            not a debiasing when p < 1/2 but a warm-up; "adam", as torch.optim.Adam, consistent at
+            every p.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         step: number of this update, from 1.

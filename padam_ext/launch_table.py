@@ -39,7 +39,11 @@ class LaunchTable:
         self.addresses = array("q")
         no_grads = [None] * len(bucket.params)
         for slot in (
-            bucket.params, no_grads, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.max_exp_avg_sqs
+            bucket.params,
+            no_grads,
+            bucket.exp_avgs,
+            bucket.exp_avg_sqs,
+            bucket.max_exp_avg_sqs,
         ):
             self.addresses.extend(0 if t is None else t.data_ptr() for t in slot)
         self.step_addresses = array("q", [step.data_ptr() for step in bucket.steps])

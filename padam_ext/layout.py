@@ -61,4 +61,4 @@ def _elements_collide(tensor: Tensor) -> bool:
     for stride, size in _by_stride(tensor):
         steps = torch.arange(size, dtype=torch.int64, device="cpu") * stride
         offsets = offsets.unsqueeze(-1) + steps
-    return offsets.unique().numel() < offsets.numel()
+    return int(offsets.unique().numel()) < offsets.numel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import torch
@@ -196,7 +196,7 @@ class FusedPadam(Optimizer):
         return loss
 
 
-def _check_unique(params: Sequence[Any]) -> None:
+def _check_unique(params: Iterable[Any]) -> None:
     seen: set[int] = set()
     for index, item in enumerate(params):
         name, param = item if isinstance(item, tuple) else (index, item)

@@ -1,4 +1,4 @@
-"""A plan: the buckets of a step, each with its backend, kept for the next steps as long as they are true.
+"""A plan: the buckets of a step, each with its backend, kept for as long as they are true.
 
 A kernel is given addresses, so a plan must never outlive what it was made from. Every step
 compares everything that decides what memory a kernel would touch; only the gradients' addresses,
@@ -56,9 +56,9 @@ class Plan:
             return False
         try:
             return self._fingerprint == self._fingerprint_of(param_groups, state, live)
-        except (KeyError, TypeError, RuntimeError):
-            # A state was taken away, or a tensor has become one without strides or an address.
-            # Making new buckets repairs that or says what is wrong.
+        except (KeyError, AttributeError, TypeError, RuntimeError):
+            # A state was taken away or is a number, or a tensor has become one without strides or
+            # an address. Making new buckets repairs that or says what is wrong.
             return False
 
     def _fingerprint_of(

@@ -7,8 +7,6 @@ FusedPadam documents. Arithmetic is in the dtype of the states: float32 for half
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -35,9 +33,7 @@ def padam_step(
         step: number of this update, from 1.
         options: the options of the parameter's group.
     """
-    c, r = bias_correction_factors(
-        options.bias_correction, options.beta1, options.beta2, step
-    )
+    c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
     x = param.to(exp_avg.dtype)  # `param` itself, unless it is of a half type
     g = grad.to(exp_avg.dtype)
     if options.maximize:
@@ -65,12 +61,12 @@ def padam_step(
 
 
 def padam_step_foreach(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    max_exp_avg_sqs: Sequence[Tensor] | None,
-    steps: Sequence[float],
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    max_exp_avg_sqs: list[Tensor] | None,
+    steps: list[float],
     options: Hyperparameters,
 ) -> None:
     """Steps a list of tensors of one device and one dtype in place, with `torch._foreach_*`.
@@ -82,8 +78,8 @@ def padam_step_foreach(
         bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
         for step in steps
     ]
-    xs = [param.to(dtype) for param in params]
-    gs = [grad.to(dtype) for grad in grads]
+    xs = [param.to(dtype) for param in params]  # the parameters themselves, but for half types
+    gs: list[Tensor] | tuple[Tensor, ...] = [grad.to(dtype) for grad in grads]
     if options.maximize:
         gs = torch._foreach_neg(gs)
     if options.weight_decay != 0:

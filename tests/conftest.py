@@ -9,7 +9,9 @@ LEVELS = native.module.available_simd_levels() if native.module else ["missing"]
 VARIANTS = [
     variant
     for backend in BACKENDS
-    for variant in ([f"cpu-{level}" for level in LEVELS] if backend.name == "cpu" else [backend.name])
+    for variant in (
+        [f"cpu-{level}" for level in LEVELS] if backend.name == "cpu" else [backend.name]
+    )
 ]
 
 

@@ -1,13 +1,13 @@
-"""The specification in extended precision, straight from the formulas and independent of the package.
+"""The specification in extended precision, from the formulas, independent of the package.
 
-    g = -g                       to maximize
-    g = g + wd * x               coupled weight decay, or
-    x = x * (1 - lr * wd)        decoupled
-    m = b1 * m + (1 - b1) * g
-    v = b2 * v + (1 - b2) * g**2
-    h = max(h, v)                with amsgrad, else h = v
-    d = sqrt(h) / r + eps
-    x = x - lr * c * m / d**(2 * p)
+g = -g                       to maximize
+g = g + wd * x               coupled weight decay, or
+x = x * (1 - lr * wd)        decoupled
+m = b1 * m + (1 - b1) * g
+v = b2 * v + (1 - b2) * g**2
+h = max(h, v)                with amsgrad, else h = v
+d = sqrt(h) / r + eps
+x = x - lr * c * m / d**(2 * p)
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,232 @@
+"""Saving and loading: exact, separate, and from other people's files."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+from cases import each_dtype
+from checking import step_and_check
+from padam_ext import FusedPadam
+from test_conventions import backward, equal, make_model, train
+
+
+def through_file(state_dict):
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@each_dtype
+@pytest.mark.parametrize("bias_correction", ["none", "adam"])
+def test_resuming_gives_bitwise_the_run_that_was_not_interrupted(dtype, bias_correction, backend):
+    options = {"weight_decay": 0.1, "partial": 0.3, "bias_correction": bias_correction}
+    params = [torch.nn.Parameter(torch.randn(5, 3).to(dtype)) for _ in range(3)]
+
+    def run(params, optimizer, steps):
+        for step in steps:
+            generator = torch.Generator().manual_seed(step)
+            for param in params:
+                param.grad = torch.randn(5, 3, generator=generator).to(dtype)
+            optimizer.step()
+
+    optimizer = FusedPadam(params, **options, backend=backend)
+    run(params, optimizer, range(3))
+    saved = through_file({"params": [p.detach() for p in params], "opt": optimizer.state_dict()})
+    run(params, optimizer, range(3, 6))
+
+    resumed = [torch.nn.Parameter(p) for p in saved["params"]]
+    other = FusedPadam(resumed, backend=backend)  # options come from the file
+    other.load_state_dict(saved["opt"])
+    state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    for param in resumed:
+        state = other.state[param]
+        assert state["step"].dtype == torch.float32
+        assert state["exp_avg"].dtype == state["max_exp_avg_sq"].dtype == state_dtype
+    run(resumed, other, range(3, 6))
+    assert equal(params, resumed)
+
+
+def test_a_load_shares_nothing_with_the_file_and_reaches_the_kernel(backend):
+    model = make_model()
+    optimizer = FusedPadam(model.parameters(), backend=backend)
+    train(model, optimizer, 2)
+    state_dict = optimizer.state_dict()
+    kept = copy.deepcopy(state_dict)
+    others = [FusedPadam(model.parameters(), backend=backend) for _ in range(2)]
+    for other in others:
+        other.load_state_dict(state_dict)
+    train(model, others[0], 1, start=5)
+    for key, state in others[1].state_dict()["state"].items():
+        assert equal(state.values(), kept["state"][key].values())
+    # A load in the middle of a run: the next step must use the loaded states, not stale addresses.
+    optimizer.load_state_dict(kept)
+    backward(model)
+    step_and_check(optimizer)
+    assert float(optimizer.state[model[0].weight]["step"]) == 3
+    for key, state in kept["state"].items():
+        assert state["step"] == 2, key
+
+
+@pytest.mark.parametrize("theirs", ["Adam", "AdamW"])
+def test_files_of_torch_optim(theirs, backend):
+    model, mine = make_model(), make_model()
+    adam = getattr(torch.optim, theirs)(model.parameters(), lr=1e-3, amsgrad=True, weight_decay=0.1)
+    train(model, adam, 3)
+    mine.load_state_dict(model.state_dict())
+    optimizer = FusedPadam(mine.parameters(), partial=0.5, bias_correction="adam", backend=backend)
+    optimizer.load_state_dict(through_file(adam.state_dict()))
+    group = optimizer.param_groups[0]
+    assert group["lr"] == 1e-3
+    assert group["partial"] == 0.5
+    assert group["decoupled_weight_decay"] == (theirs == "AdamW")
+    assert not {"fused", "foreach", "capturable", "differentiable"} & set(group)
+    train(model, adam, 3, start=3)
+    train(mine, optimizer, 3, start=3)
+    for one, other in zip(model.parameters(), mine.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    # and back again
+    adam.load_state_dict(through_file(optimizer.state_dict()))
+    train(model, adam, 1)
+
+
+def test_a_file_of_adam_without_amsgrad_goes_on_without(backend):
+    model = make_model()
+    adam = torch.optim.Adam(model.parameters())
+    train(model, adam, 2)
+    optimizer = FusedPadam(model.parameters(), backend=backend)
+    optimizer.load_state_dict(adam.state_dict())
+    assert optimizer.param_groups[0]["amsgrad"] is False
+    backward(model)
+    step_and_check(optimizer)
+
+
+def test_a_missing_running_maximum_starts_at_the_second_moment(backend):
+    model = make_model()
+    optimizer = FusedPadam(model.parameters(), backend=backend)
+    train(model, optimizer, 2)
+    state_dict = copy.deepcopy(optimizer.state_dict())
+    for state in state_dict["state"].values():
+        del state["max_exp_avg_sq"]
+    optimizer.load_state_dict(state_dict)
+    state = optimizer.state[model[0].weight]
+    assert torch.equal(state["max_exp_avg_sq"], state["exp_avg_sq"])
+    assert state["max_exp_avg_sq"].data_ptr() != state["exp_avg_sq"].data_ptr()
+    backward(model)
+    step_and_check(optimizer)
+
+
+@pytest.mark.parametrize(
+    "step", [7, 7.0, torch.tensor(7), torch.tensor([7.0]), torch.tensor(7.0, dtype=torch.float64)],
+    ids=["int", "float", "int tensor", "shape (1,)", "float64"],
+)  # fmt: skip
+def test_files_of_the_authors_padam(step, backend):
+    model = make_model()
+    state_dict = {
+        "state": {
+            i: {
+                "step": step,
+                "exp_avg": torch.full_like(p, 0.1),
+                "exp_avg_sq": torch.full_like(p, 0.02),
+                "max_exp_avg_sq": torch.full_like(p, 0.03),
+            }
+            for i, p in enumerate(p.detach() for p in model.parameters())
+        },
+        "param_groups": [
+            {
+                "lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 5e-4,
+                "amsgrad": True, "partial": 0.25, "params": [0, 1, 2, 3],
+            }
+        ],
+    }  # fmt: skip
+    optimizer = FusedPadam(model.parameters(), bias_correction="authors", backend=backend)
+    optimizer.load_state_dict(state_dict)
+    assert optimizer.param_groups[0]["bias_correction"] == "authors"
+    backward(model)
+    step_and_check(optimizer)
+    assert optimizer.state[model[0].weight]["step"] == 8
+
+
+def test_counters_stay_float32_whatever_the_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        param = torch.nn.Parameter(torch.ones(2))
+        optimizer = FusedPadam([param])
+        for _ in range(300):
+            param.grad = torch.ones(2, dtype=param.dtype)
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert optimizer.state[param]["step"].dtype == torch.float32
+    assert optimizer.state[param]["step"] == 300
+
+
+def test_states_follow_the_layout_of_the_parameter(backend):
+    param = torch.nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    optimizer = FusedPadam([param], backend=backend)
+    param.grad = torch.randn_like(param)
+    optimizer.step()
+    state_dict = copy.deepcopy(optimizer.state_dict())
+    for key, value in state_dict["state"][0].items():
+        state_dict["state"][0][key] = value.contiguous()
+    optimizer.load_state_dict(state_dict)
+    assert optimizer.state[param]["exp_avg"].stride() == param.stride()
+    param.grad = torch.randn_like(param)
+    step_and_check(optimizer)
+
+
+def test_hooks_and_foreign_keys_survive(backend):
+    model = make_model()
+    optimizer = FusedPadam(model.parameters(), backend=backend)
+    torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    optimizer.param_groups[0]["my_key"] = "kept"
+    train(model, optimizer, 1)
+    seen = []
+    optimizer.register_state_dict_post_hook(lambda _, state: seen.append("saved"))
+
+    def before_load(_, state_dict):
+        assert all(isinstance(t, torch.Tensor) for t in state_dict["state"][0].values())
+        return {**state_dict, "state": {}}
+
+    def after_load(loaded):
+        seen.append("loaded")
+
+    optimizer.register_load_state_dict_pre_hook(before_load)
+    optimizer.register_load_state_dict_post_hook(after_load)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["saved", "loaded"]
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["initial_lr"] == 0.1
+    assert optimizer.param_groups[0]["my_key"] == "kept"
+
+
+BROKEN = {
+    "another shape": (lambda s, g: s[0].update(exp_avg=torch.ones(2)), ValueError, r"shape \(2,\)"),
+    "half a state": (lambda s, g: s[0].pop("exp_avg_sq"), ValueError, "needs both"),
+    "not a tensor": (lambda s, g: s[0].update(exp_avg_sq=3), TypeError, "must be a tensor, got 3"),
+    "many steps": (lambda s, g: s[0].update(step=torch.ones(3)), ValueError, "one number"),
+    "a bad option": (lambda s, g: g[0].update(lr=-1.0), ValueError, "lr must be .* got -1.0"),
+    "too few groups": (lambda s, g: g.clear(), ValueError, "number of parameter groups"),
+    "too few params": (lambda s, g: g[0]["params"].pop(), ValueError, "size of optimizer's group"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(name, backend):
+    breaks, error, message = BROKEN[name]
+    model = make_model()
+    optimizer = FusedPadam(model.parameters(), backend=backend)
+    train(model, optimizer, 2)
+    before = copy.deepcopy(optimizer.state_dict())
+    broken = copy.deepcopy(before)
+    breaks(broken["state"], broken["param_groups"])
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(broken)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for key, state in after["state"].items():
+        assert equal(state.values(), before["state"][key].values())
+    backward(model)
+    step_and_check(optimizer)

@@ -1,0 +1,167 @@
+"""The native module by itself: a hand-built launch table, threads, refusals."""
+
+from array import array
+
+import pytest
+import torch
+
+from padam_ext import FusedPadam, native
+from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.launch_table import DTYPES, SLOTS, hyperparameter_row
+
+OPTIONS = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
+
+
+def table(tensors):
+    """Arguments for step_cpu over a list of 5-tuples of tensors, in SLOTS' order."""
+    return {
+        "addresses": array("q", [slots[i].data_ptr() for i in range(5) for slots in tensors]),
+        "numels": array("q", [slots[0].numel() for slots in tensors]),
+        "rows": array("q", [0] * len(tensors)),
+        "hyperparameters": array("d", hyperparameter_row(OPTIONS, 1.0)),
+        "param_dtype": 0,
+        "grad_dtype": 0,
+        "num_threads": 1,
+        "simd_level": native.simd_level(),
+    }
+
+
+def tensors(size):
+    generator = torch.Generator().manual_seed(size)
+    x, g, m = (torch.randn(size, generator=generator) for _ in range(3))
+    return x, g, m, m.square(), m.square()
+
+
+def test_slots_and_dtypes_are_in_the_order_of_the_header():
+    assert list(SLOTS) == ["param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+    assert list(DTYPES) == [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def test_a_hand_built_table():
+    x, g, m, v, h = tensors(10)
+    want = 0.9 * m + 0.1 * g
+    native.module.step_cpu(**table([(x, g, m, v, h)]))
+    torch.testing.assert_close(m, want)
+
+
+# One large tensor, many small ones, and mixtures in which the work lies at one end.
+LISTS = {
+    "one large": [1_000_003],
+    "many small": [10] * 20_000,
+    "large first": [700_001] + [10] * 5_000,
+    "large last": [10] * 5_000 + [700_001],
+    "uneven": [1, 300_000, 0, 65, 64, 63, 200_000, 0, 0, 127, 90_001],
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("level", native.module.available_simd_levels() if native.module else [])
+def test_threads_share_the_work_without_gap_or_overlap(name, level):
+    """Bitwise the same on any number of threads: every element exactly once."""
+    single = [tensors(size) for size in LISTS[name]]
+    native.module.step_cpu(**table(single) | {"simd_level": level})
+    for threads in (2, 3, 7, 64):
+        several = [tensors(size) for size in LISTS[name]]
+        native.module.step_cpu(**table(several) | {"num_threads": threads, "simd_level": level})
+        for one, other in zip(single, several, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_vector_body_and_tail_round_alike():
+    """An element's result does not depend on where it lies."""
+    whole = tensors(999)
+    native.module.step_cpu(**table([whole]))
+    for start in (1, 2, 3, 5, 8, 13, 990):
+        part = tuple(t[start:] for t in tensors(999))
+        native.module.step_cpu(**table([part]))
+        assert all(torch.equal(a, b[start:]) for a, b in zip(part, whole, strict=True))
+
+
+def test_the_optimizer_uses_as_many_threads_as_torch():
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(300_000))
+        param.grad = torch.randn(300_000)
+        FusedPadam([param], partial=0.3, backend="cpu").step()
+        results.append(param.detach())
+    torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"numels": array("q", [4, 4])}, "addresses: expected 10 contiguous 8-byte items, got 5"),
+        ({"rows": array("q", [1])}, r"rows: 1 is outside \[0, 1\)"),
+        ({"rows": array("q", [-1])}, r"rows: -1 is outside"),
+        ({"rows": array("i", [0])}, "rows: expected 1 .* of 4 bytes"),
+        ({"hyperparameters": array("d", [0.1] * 12)}, "hyperparameters: expected 11"),
+        ({"simd_level": "sse9"}, "SIMD level 'sse9' is not available"),
+        ({"param_dtype": 4}, "param_dtype: 4 is not a dtype"),
+        ({"grad_dtype": 2}, "a gradient of dtype 2 beside a parameter of dtype 0"),
+    ],
+    ids=str,
+)
+def test_a_table_that_contradicts_itself_is_refused(change, message):
+    kept = tensors(4)
+    before = [t.clone() for t in kept]
+    with pytest.raises(ValueError, match=message):
+        native.module.step_cpu(**table([kept]) | change)
+    assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+
+
+def test_counters():
+    counters = [torch.tensor(float(i)) for i in (3, 0, 9)]
+    addresses = array("q", [c.data_ptr() for c in counters])
+    assert native.module.increment_steps(addresses) == (1.0, 10.0)
+    assert [c.item() for c in counters] == [4.0, 1.0, 10.0]
+    assert native.module.increment_steps(array("q")) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("level", native.module.available_simd_levels() if native.module else [])
+def test_every_half_number_passes_through_unchanged(dtype, level):
+    """lr=0 leaves a parameter as it is: all 65536 bit patterns must come back, NaN as NaN."""
+    bits = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
+    param = bits.view(dtype).clone()
+    zeros = [torch.zeros(param.shape) for _ in range(3)]
+    row = array("d", hyperparameter_row(OPTIONS._replace(lr=0.0), 1.0))
+    code = DTYPES.index(dtype)
+    grad = torch.zeros_like(param)
+    arguments = table([(param, grad, *zeros)]) | {
+        "hyperparameters": row, "param_dtype": code, "grad_dtype": code, "simd_level": level,
+    }  # fmt: skip
+    native.module.step_cpu(**arguments)
+    is_nan = bits.view(dtype).isnan()
+    assert torch.equal(param.isnan(), is_nan)
+    assert torch.equal(param.view(torch.int16)[~is_nan], bits[~is_nan])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("level", native.module.available_simd_levels() if native.module else [])
+def test_results_are_rounded_to_half_as_torch_does(dtype, level):
+    """b1=0, p=0, lr=1: x becomes the nearest half number to x - g, for g all over float32."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (200_000,), generator=generator).to(torch.int32)
+    grad = bits.view(torch.float32)
+    grad = torch.where(grad.isfinite(), grad, torch.ones(()))
+    near = torch.randn(200_000, generator=generator) * 2.0 ** torch.randint(
+        -26, 17, (200_000,), generator=generator
+    )
+    ties = (torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)).view(dtype).float()
+    ties = ties[ties.isfinite()]
+    ties = (ties + torch.nextafter(ties.to(dtype), torch.tensor(9e9).to(dtype)).float()) / 2
+    grad = torch.cat([grad, near, ties])
+    param = torch.zeros(grad.shape, dtype=dtype)
+    zeros = [torch.zeros(grad.shape) for _ in range(3)]
+    options = OPTIONS._replace(lr=1.0, beta1=0.0, partial=0.0)
+    arguments = table([(param, grad, *zeros)]) | {
+        "hyperparameters": array("d", hyperparameter_row(options, 1.0)),
+        "param_dtype": DTYPES.index(dtype), "simd_level": level,
+    }  # fmt: skip
+    native.module.step_cpu(**arguments)
+    assert torch.equal(param, (-grad).to(dtype))

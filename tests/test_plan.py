@@ -1,0 +1,177 @@
+"""Nothing stale: whatever happens to tensors between steps, the next step sees what is there."""
+
+import gc
+
+import pytest
+import torch
+
+from checking import step_and_check
+from padam_ext import FusedPadam
+
+
+def replace_data(param, optimizer):
+    param.data = torch.randn_like(param)
+
+
+def transpose_data_in_place(param, optimizer):
+    param.data = param.data.t()  # square: same address, same shape
+
+
+def shrink_and_grow_data(param, optimizer):
+    values = torch.randn(12, 12)
+    param.data = values[2:8, 2:8]  # now with gaps
+
+
+def cast_to_half(param, optimizer):
+    param.data = param.data.bfloat16()
+
+
+def cast_to_double(param, optimizer):
+    param.data = param.data.double()
+
+
+def replace_states(param, optimizer):
+    state = optimizer.state[param]
+    for key in state:
+        state[key] = state[key].clone() + 1
+    gc.collect()
+
+
+def replace_state_data(param, optimizer):
+    for value in optimizer.state[param].values():
+        value.data = value.data.clone() + 1
+
+
+def states_in_another_layout(param, optimizer):
+    state = optimizer.state[param]
+    for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+        state[key] = state[key].t().contiguous().t()
+
+
+def states_in_another_dtype(param, optimizer):
+    state = optimizer.state[param]
+    for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+        state[key] = state[key].double()
+
+
+def replace_state_dict_of_the_parameter(param, optimizer):
+    optimizer.state[param] = {key: value + 1 for key, value in optimizer.state[param].items()}
+
+
+def set_the_counter(param, optimizer):
+    optimizer.state[param]["step"].fill_(41)
+
+
+def counter_as_a_number(param, optimizer):
+    optimizer.state[param]["step"] = 41
+
+
+def forget_the_state(param, optimizer):
+    optimizer.state.clear()
+
+
+def forget_one_moment_of_amsgrad(param, optimizer):
+    del optimizer.state[param]["max_exp_avg_sq"]
+    optimizer.state[param]["max_exp_avg_sq"] = optimizer.state[param]["exp_avg_sq"].clone()
+
+
+def remove_from_the_group(param, optimizer):
+    del optimizer.param_groups[0]["params"][1]
+    optimizer.add_param_group({"params": [param], "lr": 0.01})
+
+
+def swap_the_order(param, optimizer):
+    optimizer.param_groups[0]["params"].reverse()
+
+
+def another_backend(param, optimizer):
+    optimizer.backend = "eager" if optimizer.backend != "eager" else "auto"
+
+
+def freeze_the_other(param, optimizer):
+    optimizer.param_groups[0]["params"][0].requires_grad_(False)
+
+
+CHANGES = [
+    replace_data, transpose_data_in_place, shrink_and_grow_data, cast_to_half, cast_to_double,
+    replace_states, replace_state_data, states_in_another_layout, states_in_another_dtype,
+    replace_state_dict_of_the_parameter, set_the_counter, counter_as_a_number, forget_the_state,
+    forget_one_moment_of_amsgrad, remove_from_the_group, swap_the_order, another_backend,
+    freeze_the_other,
+]  # fmt: skip
+
+
+# torch refuses a gradient of another dtype, so a cast cannot keep the old one
+STEPS = [(change, False) for change in CHANGES] + [
+    (change, True) for change in CHANGES if change not in (cast_to_half, cast_to_double)
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "keep_gradient"),
+    STEPS,
+    ids=[f"{change.__name__}-{'same' if keep else 'new'}-gradients" for change, keep in STEPS],
+)
+def test_the_next_step_sees(change, keep_gradient, backend):
+    torch.manual_seed(0)
+    other = torch.nn.Parameter(torch.randn(5))
+    param = torch.nn.Parameter(torch.randn(6, 6))
+    optimizer = FusedPadam(
+        [other, param], weight_decay=0.1, bias_correction="adam", backend=backend
+    )
+    for step in range(6):
+        if step == 3:
+            change(param, optimizer)
+        for p in (other, param):
+            if not p.requires_grad:
+                p.grad = None
+            elif keep_gradient and p.grad is not None:
+                p.grad.normal_()
+            else:
+                p.grad = torch.randn(p.shape).to(p.dtype)
+        step_and_check(optimizer)
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_gradients_that_move_or_stay(set_to_none, backend):
+    param = torch.nn.Parameter(torch.randn(40, 40))
+    optimizer = FusedPadam([param], weight_decay=0.1, backend=backend)
+    hoard = []
+    for step in range(6):
+        optimizer.zero_grad(set_to_none)
+        (param * torch.randn(40, 40)).sum().backward()
+        if step % 2:
+            hoard.append(torch.empty(40, 40))  # moves the allocator along
+        step_and_check(optimizer)
+
+
+def test_gradients_that_change_layout_at_the_same_address(backend):
+    param = torch.nn.Parameter(torch.randn(6, 6))
+    optimizer = FusedPadam([param], backend=backend)
+    memory = torch.randn(6, 6)
+    for _ in range(2):
+        for grad in (memory, memory.t(), memory[:1].expand(6, 6)):
+            param.grad = grad
+            step_and_check(optimizer)
+
+
+def test_the_set_of_gradients_changes_every_step(backend):
+    params = [torch.nn.Parameter(torch.randn(5)) for _ in range(4)]
+    optimizer = FusedPadam(params, bias_correction="authors", backend=backend)
+    for step in range(12):
+        for i, param in enumerate(params):
+            param.grad = torch.randn(5) if (step >> i) & 1 or i == step % 4 else None
+        step_and_check(optimizer)
+
+
+def test_gradients_are_not_kept_alive(backend):
+    import weakref
+
+    param = torch.nn.Parameter(torch.randn(5))
+    optimizer = FusedPadam([param], backend=backend)
+    param.grad = torch.randn(5)
+    optimizer.step()
+    gone = weakref.ref(param.grad)
+    param.grad = None
+    gc.collect()
+    assert gone() is None
