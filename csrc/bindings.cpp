@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "gather.h"
 #include "launch_table.h"
 #include "padam_cpu.h"
 
@@ -94,6 +95,11 @@ PYBIND11_MODULE(_native, module) {
              py::arg("hyperparameters"), py::arg("param_dtype"), py::arg("grad_dtype"),
              py::arg("num_threads"), py::arg("simd_level"));
   module.def("increment_steps", &increment_steps, py::arg("addresses"));
+  py::class_<padam::Gatherer>(module, "Gatherer")
+      .def(py::init<const py::object&>(), py::arg("tensor_class"))
+      .def("gather", &padam::Gatherer::gather, py::arg("param_lists"))
+      .def("state_addresses", &padam::Gatherer::state_addresses, py::arg("states"),
+           py::arg("keys"));
   module.def("available_simd_levels", &padam::available_simd_levels);
 #if defined(_OPENMP)
   module.attr("openmp") = true;

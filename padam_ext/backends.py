@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from padam_ext import native
+from padam_ext.cpu import CpuStep
 from padam_ext.eager import EagerStep
-from padam_ext.grouping import Bucket, Live
+from padam_ext.gather import Live
+from padam_ext.grouping import Bucket
 from padam_ext.hyperparameters import Hyperparameters
 
 # Steps one bucket, with this step's gradients and one set of options for each param group.
@@ -45,7 +47,7 @@ class Backend:
 
 # In the order in which "auto" tries them. Eager takes everything.
 BACKENDS = (
-    Backend("cpu", native.CpuStep, frozenset({"cpu"}), native.unavailable_reason),
+    Backend("cpu", CpuStep, frozenset({"cpu"}), native.unavailable_reason),
     Backend("eager", EagerStep, None, None),
 )
 NAMES = ("auto", *(backend.name for backend in BACKENDS))

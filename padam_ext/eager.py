@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from padam_ext.grouping import Bucket, Live
+from padam_ext.gather import Live
+from padam_ext.grouping import Bucket
 from padam_ext.hyperparameters import Hyperparameters
 from padam_ext.reference import padam_step_foreach
 
@@ -25,7 +26,7 @@ class EagerStep:
     def __call__(self, live: Live, options: Sequence[Hyperparameters]) -> None:
         """Steps every tensor of the bucket with this step's gradients and options."""
         bucket = self._bucket
-        grads = bucket.gradients(live)
+        grads = [bucket.gradient(i, live) for i in range(len(bucket.params))]
         torch._foreach_add_(bucket.steps, 1)
         bucket.load_staged()
         for group, members in self._members.items():

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from padam_ext.gather import Live
 from padam_ext.layout import is_plain, overlaps_itself, real_view, same_layout
 from padam_ext.state import ParamState, check_state, fit_state
 
@@ -24,27 +25,6 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 ParamGroups = Sequence[dict[str, Any]]
 OptimizerState = MutableMapping[Tensor, ParamState]
-
-
-class Live(NamedTuple):
-    """The parameters that have a gradient in this step, in order: parallel lists."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    group_indices: list[int]
-
-    @classmethod
-    def of(cls, param_groups: ParamGroups) -> Live:
-        """Collects them from all groups."""
-        live = cls([], [], [])
-        for group_index, group in enumerate(param_groups):
-            for param in group["params"]:
-                grad = param.grad
-                if grad is not None:
-                    live.params.append(param)
-                    live.grads.append(grad)
-                    live.group_indices.append(group_index)
-        return live
 
 
 @dataclass
@@ -82,12 +62,10 @@ class Bucket:
         self.max_exp_avg_sqs.append(real_view(state["max_exp_avg_sq"]) if amsgrad else None)
         self.steps.append(state["step"])
 
-    def gradients(self, live: Live) -> list[Tensor]:
-        """This step's gradients: real, of `grad_dtype`, laid out as the parameters."""
-        grads = [live.grads[position] for position in self.positions]
-        for i in self.converted:
-            grads[i] = _converted(grads[i], self.params[i], self.grad_dtype)
-        return grads
+    def gradient(self, index: int, live: Live) -> Tensor:
+        """This step's gradient of one tensor: real, of `grad_dtype`, laid out as the parameter."""
+        grad = live.grads[self.positions[index]]
+        return _converted(grad, self.params[index], self.grad_dtype)
 
     def load_staged(self) -> None:
         """Copies parameters that no kernel can walk to where it works."""

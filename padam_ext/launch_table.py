@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from padam_ext.gather import Live
 from padam_ext.grouping import Bucket
 from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
 
@@ -48,16 +49,31 @@ class LaunchTable:
             self.addresses.extend(0 if t is None else t.data_ptr() for t in slot)
         self.step_addresses = array("q", [step.data_ptr() for step in bucket.steps])
         self.hyperparameters = array("d")
+        self._comes_first = bucket.positions == list(range(len(bucket.positions)))
         self._group_indices = bucket.group_indices
         self._groups = list(dict.fromkeys(bucket.group_indices))
         self._rows_by_group = array("q", map(self._groups.index, bucket.group_indices))
         self.rows = self._rows_by_group
         self._rows_made_from: object = None
 
-    def set_grads(self, grads: Sequence[Tensor]) -> None:
-        """Takes the addresses of this step's gradients."""
-        count = len(grads)
-        self.addresses[count : 2 * count] = array("q", map(Tensor.data_ptr, grads))
+    def set_grads(self, bucket: Bucket, live: Live) -> list[Tensor]:
+        """Takes the addresses of this step's gradients.
+
+        Returns:
+            Copies of gradients that the kernel could not have read. Like the gradients in `live`
+            they must be kept until it has run.
+        """
+        count = len(self.numels)
+        if live.grad_addresses is not None and self._comes_first:
+            addresses = array("q", live.grad_addresses)[:count]
+        else:
+            addresses = array("q", [live.grads[i].data_ptr() for i in bucket.positions])
+        copies = []
+        for i in bucket.converted:
+            copies.append(bucket.gradient(i, live))
+            addresses[i] = copies[-1].data_ptr()
+        self.addresses[count : 2 * count] = addresses
+        return copies
 
     def set_rows(self, options: Sequence[Hyperparameters], steps: Sequence[float] | float) -> None:
         """Makes one row for every group and step count that occurs.

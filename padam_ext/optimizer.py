@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -11,9 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
 from padam_ext import backends, checkpoint
-from padam_ext.grouping import Live, check_param
+from padam_ext.grouping import check_param
 from padam_ext.hyperparameters import Hyperparameters
-from padam_ext.plan import Plan
+from padam_ext.plan import Plan, gatherer
 
 
 class FusedPadam(Optimizer):
@@ -89,6 +90,7 @@ class FusedPadam(Optimizer):
         backends.check_name(backend)
         self.backend = backend
         self._plan: Plan | None = None
+        self._state_was_seen = False
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -102,6 +104,20 @@ class FusedPadam(Optimizer):
         }
         Hyperparameters.from_group(defaults)
         super().__init__(params, defaults)
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:
+        """State of each parameter by the names of torch.optim.Adam.
+
+        Whoever has had it may replace tensors in it at any time, so from then on each step looks
+        for that. Loading a state_dict, which makes new tensors, ends it.
+        """
+        self._state_was_seen = True
+        return self.__dict__["state"]  # type: ignore[no-any-return]
+
+    @state.setter
+    def state(self, state: defaultdict[Tensor, Any]) -> None:
+        self.__dict__["state"] = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, as torch.optim.Optimizer does, after checking it.
@@ -152,10 +168,12 @@ class FusedPadam(Optimizer):
         """From pickle, deepcopy and load_state_dict; plans are made anew."""
         super().__setstate__(state)
         self._plan = None
+        self._state_was_seen = False
+        states = self.__dict__["state"]
         for group in self.param_groups:
             for param in group["params"]:
-                if param in self.state:
-                    checkpoint.unwrap(self.state[param], param, amsgrad=group["amsgrad"])
+                if param in states:
+                    checkpoint.unwrap(states[param], param, amsgrad=group["amsgrad"])
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -185,10 +203,12 @@ class FusedPadam(Optimizer):
                 loss = closure()
 
         options = [Hyperparameters.from_group(group) for group in self.param_groups]
-        live = Live.of(self.param_groups)
-        plan = self._plan
-        if plan is None or not plan.fits(self.backend, self.param_groups, self.state, live):
-            plan = self._plan = Plan(self.backend, self.param_groups, self.state, live)
+        live = gatherer.gather([group["params"] for group in self.param_groups])
+        state, plan = self.__dict__["state"], self._plan
+        if plan is None or not plan.fits(
+            self.backend, self.param_groups, state, live, compare_states=self._state_was_seen
+        ):
+            plan = self._plan = Plan(self.backend, self.param_groups, state, live)
         for step_bucket in plan.bucket_steps:
             step_bucket(live, options)
         # Kernels write behind autograd's back; whoever saved a parameter for backward must know.

@@ -1,26 +1,22 @@
 """A plan: the buckets of a step, each with its backend, kept for as long as they are true.
 
 A kernel is given addresses, so a plan must never outlive what it was made from. Every step
-compares everything that decides what memory a kernel would touch; only the gradients' addresses,
-which move with every `zero_grad(set_to_none=True)`, are read afresh instead.
+compares what decides which memory a kernel would touch. The gradients' addresses, which move with
+every `zero_grad(set_to_none=True)`, are not compared but read afresh. States are compared from the
+moment on that somebody may hold them: until then only kernels can have changed them.
 """
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
-from torch import Tensor
-
 from padam_ext.backends import BucketStep, choose
-from padam_ext.grouping import Live, OptimizerState, ParamGroups, make_buckets
+from padam_ext.gather import Live, best_gatherer
+from padam_ext.grouping import OptimizerState, ParamGroups, make_buckets
+from padam_ext.state import MOMENTS
 
-_address, _stride, _numel, _is_neg, _is_conj = (
-    Tensor.data_ptr,
-    Tensor.stride,
-    Tensor.numel,
-    Tensor.is_neg,
-    Tensor.is_conj,
-)
+gatherer = best_gatherer()
 
 
 class Plan:
@@ -39,47 +35,50 @@ class Plan:
             for bucket in make_buckets(param_groups, state, live)
         ]
         self._backend = backend
-        # Holding these keeps their ids from being given to other objects.
-        self._params = list(live.params)
+        self._live = live._replace(grads=[])  # a plan must not keep gradients alive
         self._all_states = list(state.values())
         self._states = [state[param] for param in live.params]
-        flags = [bool(param_groups[index]["amsgrad"]) for index in live.group_indices]
+        flags = [param_groups[index]["amsgrad"] for index in live.group_indices]
+        self._amsgrad_flags = [group["amsgrad"] for group in param_groups]
         self._amsgrad_states = [s for s, flag in zip(self._states, flags, strict=True) if flag]
-        self._has_complex = any(param.is_complex() for param in live.params)
-        self._fingerprint = self._fingerprint_of(param_groups, state, live)
+        self._state_reading = self._read_states()
 
     def fits(
-        self, backend: str, param_groups: ParamGroups, state: OptimizerState, live: Live
+        self,
+        backend: str,
+        param_groups: ParamGroups,
+        state: OptimizerState,
+        live: Live,
+        *,
+        compare_states: bool,
     ) -> bool:
         """Whether the buckets describe this step, too."""
-        if backend != self._backend or len(live.params) != len(self._params):
-            return False
-        try:
-            return self._fingerprint == self._fingerprint_of(param_groups, state, live)
-        except (KeyError, AttributeError, TypeError, RuntimeError):
-            # A state was taken away or is a number, or a tensor has become one without strides or
-            # an address. Making new buckets repairs that or says what is wrong.
-            return False
-
-    def _fingerprint_of(
-        self, param_groups: ParamGroups, state: OptimizerState, live: Live
-    ) -> tuple[Any, ...]:
-        params, grads = live.params, live.grads
-        states = self._states
+        then = self._live
         return (
-            [*map(id, params)],
-            live.group_indices,
-            [group["amsgrad"] for group in param_groups],
-            [*map(id, state.values())],
-            [*map(_address, params)],
-            [*map(_numel, params)],
-            [*map(_stride, params)],
-            [*map(_stride, grads)],
-            [grad.dtype for grad in grads],
-            [*map(_is_neg, grads)],
-            [*map(_is_conj, grads)] if self._has_complex else None,
-            [s["step"].data_ptr() for s in states],
-            [s["exp_avg"].data_ptr() for s in states],
-            [s["exp_avg_sq"].data_ptr() for s in states],
-            [s["max_exp_avg_sq"].data_ptr() for s in self._amsgrad_states],
+            backend == self._backend
+            and len(live.params) == len(then.params)
+            and all(map(is_, live.params, then.params))
+            and live.group_indices == then.group_indices
+            and self._amsgrad_flags == [group["amsgrad"] for group in param_groups]
+            and live.param_reading is not None
+            and live.param_reading == then.param_reading
+            and live.grad_layouts == then.grad_layouts
+            and not (compare_states and self._states_have_changed(state))
         )
+
+    def _states_have_changed(self, state: OptimizerState) -> bool:
+        return (
+            len(state) != len(self._all_states)
+            or not all(map(is_, state.values(), self._all_states))
+            or self._state_reading != self._read_states()
+        )
+
+    def _read_states(self) -> tuple[Any, Any] | None:
+        try:
+            return (
+                gatherer.state_addresses(self._states, ("step", *MOMENTS[:2])),
+                gatherer.state_addresses(self._amsgrad_states, MOMENTS[2:]),
+            )
+        except (KeyError, AttributeError, TypeError, RuntimeError):
+            # A state was taken away, or is a number, or has no address: make buckets anew.
+            return None

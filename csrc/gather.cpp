@@ -1,0 +1,126 @@
+#include "gather.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace padam {
+
+namespace {
+
+py::object checked(PyObject* new_reference) {
+  if (new_reference == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(new_reference);
+}
+
+// Calls an unbound method of torch.Tensor without arguments.
+py::object call(const py::object& method, PyObject* tensor) {
+  return checked(PyObject_Vectorcall(method.ptr(), &tensor, 1, nullptr));
+}
+
+py::bytes as_bytes(const std::vector<std::int64_t>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(std::int64_t)};
+}
+
+}  // namespace
+
+// Collects what is read of one list of tensors.
+class Gatherer::Reading {
+ public:
+  Reading(const Gatherer& gatherer, bool may_be_negated)
+      : gatherer_(gatherer), may_be_negated_(may_be_negated) {}
+
+  void add(PyObject* tensor) {
+    constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
+    DLTensor read;
+    if (gatherer_.api_->dltensor_from_py_object_no_sync(tensor, &read) != 0) {
+      throw py::error_already_set();
+    }
+    addresses_.push_back(
+        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(read.data) + read.byte_offset));
+    layouts_.push_back((static_cast<std::int64_t>(read.device.device_type) << 32) |
+                       read.device.device_id);
+    layouts_.push_back((static_cast<std::int64_t>(read.ndim) << 32) | (read.dtype.code << 16) |
+                       read.dtype.bits);
+    layouts_.insert(layouts_.end(), read.shape, read.shape + read.ndim);
+    layouts_.insert(layouts_.end(), read.strides, read.strides + read.ndim);
+    if (may_be_negated_) layouts_.push_back(call(gatherer_.is_neg_, tensor).ptr() == Py_True);
+    if (read.dtype.code == kComplex) {
+      layouts_.push_back(call(gatherer_.is_conj_, tensor).ptr() == Py_True);
+    }
+  }
+
+  py::bytes addresses() const { return as_bytes(addresses_); }
+  py::bytes layouts() const { return as_bytes(layouts_); }
+
+ private:
+  const Gatherer& gatherer_;
+  bool may_be_negated_;
+  std::vector<std::int64_t> addresses_;
+  std::vector<std::int64_t> layouts_;
+};
+
+Gatherer::Gatherer(const py::object& tensor_class)
+    : is_neg_(tensor_class.attr("is_neg")),
+      is_conj_(tensor_class.attr("is_conj")),
+      data_ptr_(tensor_class.attr("data_ptr")),
+      grad_(py::str("grad")) {
+  const py::object capsule = tensor_class.attr("__dlpack_c_exchange_api__");
+  api_ = static_cast<const DLPackExchangeAPI*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (api_ == nullptr) throw py::error_already_set();
+  if (api_->version.major != 1 || api_->dltensor_from_py_object_no_sync == nullptr) {
+    throw std::invalid_argument("torch offers DLPack " + std::to_string(api_->version.major) +
+                                " where version 1 is needed");
+  }
+}
+
+py::tuple Gatherer::gather(const py::list& param_lists) const {
+  py::list params;
+  py::list grads;
+  py::list group_indices;
+  Reading read_params(*this, /*may_be_negated=*/false);
+  Reading read_grads(*this, /*may_be_negated=*/true);
+  bool readable = true;
+  for (std::size_t group = 0; group < param_lists.size(); ++group) {
+    const py::int_ group_index(group);
+    for (const py::handle param : py::cast<py::list>(param_lists[group])) {
+      const py::object grad = checked(PyObject_GetAttr(param.ptr(), grad_.ptr()));
+      if (grad.is_none()) continue;
+      params.append(param);
+      grads.append(grad);
+      group_indices.append(group_index);
+      if (!readable) continue;
+      try {
+        read_params.add(param.ptr());
+        read_grads.add(grad.ptr());
+      } catch (const py::error_already_set&) {
+        readable = false;  // a sparse gradient, say; whoever makes buckets says what is wrong
+      }
+    }
+  }
+  if (!readable) return py::make_tuple(params, grads, group_indices);
+  return py::make_tuple(params, grads, group_indices,
+                        py::make_tuple(read_params.addresses(), read_params.layouts()),
+                        read_grads.layouts(), read_grads.addresses());
+}
+
+py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& keys) const {
+  std::vector<std::int64_t> addresses;
+  addresses.reserve(states.size() * keys.size());
+  for (const py::handle state : states) {
+    if (!PyDict_Check(state.ptr())) throw py::type_error("a state is not a dict");
+    for (const py::handle key : keys) {
+      PyObject* value = PyDict_GetItemWithError(state.ptr(), key.ptr());
+      if (value == nullptr) {
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+        throw py::key_error(py::cast<std::string>(key));
+      }
+      const py::object address = call(data_ptr_, value);
+      addresses.push_back(static_cast<std::int64_t>(PyLong_AsUnsignedLongLong(address.ptr())));
+    }
+  }
+  return as_bytes(addresses);
+}
+
+}  // namespace padam

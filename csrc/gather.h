@@ -1,0 +1,40 @@
+// What a step has to know about its tensors, read in one pass over Python objects. padam_ext's
+// gather.py does the same in Python, for versions of torch without DLPack's C exchange interface.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "dlpack_abi.h"
+
+namespace padam {
+
+namespace py = pybind11;
+
+// Reads tensors through torch.Tensor.__dlpack_c_exchange_api__ and a few methods.
+class Gatherer {
+ public:
+  // Takes torch.Tensor. Throws AttributeError where it has no exchange interface and
+  // std::invalid_argument for a version of it that is not known here.
+  explicit Gatherer(const py::object& tensor_class);
+
+  // For lists of parameters, one list per group, the fields of gather.py's Live: parameters with
+  // a gradient, gradients, groups, then, unless a tensor cannot be read, the parameters'
+  // (addresses, layouts), the gradients' layouts and the gradients' addresses, all of these as
+  // bytes of int64.
+  py::tuple gather(const py::list& param_lists) const;
+
+  // The addresses of the tensors in dicts, state by state, key by key, as bytes of int64.
+  // Throws KeyError for a key that is missing, TypeError for a value that is no tensor.
+  py::bytes state_addresses(const py::list& states, const py::tuple& keys) const;
+
+ private:
+  class Reading;
+
+  const DLPackExchangeAPI* api_;
+  py::object is_neg_;
+  py::object is_conj_;
+  py::object data_ptr_;
+  py::str grad_;
+};
+
+}  // namespace padam

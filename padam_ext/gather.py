@@ -1,0 +1,90 @@
+"""Reads in one pass what a step has to know about its tensors.
+
+The native module does this in C++ where torch offers DLPack's C exchange interface, elsewhere
+Python does. Readings are only ever compared with readings that were made the same way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from padam_ext import native
+
+
+class Live(NamedTuple):
+    """The parameters that have a gradient in this step, in order: parallel lists and readings.
+
+    Layouts tell device, dtype, sizes, strides and lazy conjugation, gradients' also lazy negation.
+    Readings are None where a tensor has no address or no strides.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    group_indices: list[int]
+    param_reading: Any = None  # addresses and layouts
+    grad_layouts: Any = None
+    grad_addresses: bytes | None = None  # int64
+
+
+class PythonGatherer:
+    """Gathers with methods of torch.Tensor."""
+
+    def gather(self, param_lists: list[list[Tensor]]) -> Live:
+        """Parameters that have a gradient, from one list of parameters per param group."""
+        live = Live([], [], [])
+        for group_index, params in enumerate(param_lists):
+            for param in params:
+                grad = param.grad
+                if grad is not None:
+                    live.params.append(param)
+                    live.grads.append(grad)
+                    live.group_indices.append(group_index)
+        try:
+            return live._replace(
+                param_reading=(_addresses(live.params), _layouts(live.params)),
+                grad_layouts=_layouts(live.grads),
+                grad_addresses=_addresses(live.grads).tobytes(),
+            )
+        except RuntimeError:
+            return live
+
+    def state_addresses(self, states: list[dict[str, Any]], keys: tuple[str, ...]) -> Any:
+        """Addresses of the tensors in states, in the order of states, then keys.
+
+        Raises:
+            KeyError: a state lacks one of the keys.
+            AttributeError: a value is not a tensor.
+        """
+        return [state[key].data_ptr() for state in states for key in keys]
+
+
+def _addresses(tensors: list[Tensor]) -> array[int]:
+    return array("Q", map(Tensor.data_ptr, tensors))
+
+
+def _layouts(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
+    return [(t.device, t.dtype, t.shape, t.stride(), t.is_neg(), t.is_conj()) for t in tensors]
+
+
+class NativeGatherer:
+    """The same through csrc/gather.cpp."""
+
+    def __init__(self) -> None:
+        """Raises AttributeError or ValueError where torch has not the interface it needs."""
+        self._native = native.module.Gatherer(Tensor)
+        self.state_addresses = self._native.state_addresses
+
+    def gather(self, param_lists: list[list[Tensor]]) -> Live:
+        """See PythonGatherer."""
+        return Live(*self._native.gather(param_lists))
+
+
+def best_gatherer() -> PythonGatherer | NativeGatherer:
+    """The native one where there is a native module and torch is 2.11 or later."""
+    try:
+        return NativeGatherer()
+    except (AttributeError, ValueError):
+        return PythonGatherer()
