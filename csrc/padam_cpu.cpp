@@ -100,7 +100,7 @@ std::vector<Row> make_rows(const LaunchTable& table) {
   for (std::int64_t i = 0; i < table.num_rows; ++i) {
     const Hyperparameters& options = table.hyperparameters[i];
     rows.push_back({make_constants<float>(options), make_constants<double>(options),
-                    root_of(options.partial), options.amsgrad != 0.0});
+                    root_of(options), decay_of(options), options.amsgrad != 0.0});
   }
   return rows;
 }

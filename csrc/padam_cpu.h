@@ -15,6 +15,7 @@ struct Row {
   Constants<float> single;
   Constants<double> full;
   Root root;
+  Decay decay;
   bool amsgrad;
 };
 

@@ -2,6 +2,7 @@
 // each time with its own flags and PADAM_SIMD_LEVEL. The loops are plain C++ that the compiler
 // vectorizes for that set.
 #include <algorithm>
+#include <type_traits>
 
 #include "padam_cpu.h"
 #include "padam_math.h"
@@ -19,7 +20,7 @@ struct Moments {
   T* max_exp_avg_sq;
 };
 
-template <Root root, bool amsgrad, typename T>
+template <Root root, Decay decay, bool amsgrad, typename T>
 void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>& moments,
                  std::int64_t numel, const Constants<T>& row_constants) {
   const Constants<T> constants = row_constants;  // a local copy: no store below can alias it
@@ -29,37 +30,49 @@ void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
     T unused = T(0);
-    padam_update<root, amsgrad>(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants);
+    padam_update<root, decay, amsgrad>(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused,
+                                       constants);
   }
 }
 
-template <Root root, typename T>
-void update_amsgrad(bool amsgrad, T* param, const T* grad, const Moments<T>& moments,
-                    std::int64_t numel, const Constants<T>& constants) {
-  if (amsgrad) {
-    update_loop<root, true>(param, grad, moments, numel, constants);
-  } else {
-    update_loop<root, false>(param, grad, moments, numel, constants);
+// From the row's options to the loop compiled for them.
+template <Root root, Decay decay, typename T, typename... Arguments>
+void update_amsgrad(const Row& row, Arguments... arguments) {
+  row.amsgrad ? update_loop<root, decay, true, T>(arguments...)
+              : update_loop<root, decay, false, T>(arguments...);
+}
+
+template <Root root, typename T, typename... Arguments>
+void update_decay(const Row& row, Arguments... arguments) {
+  switch (row.decay) {
+    case Decay::none:
+      return update_amsgrad<root, Decay::none, T>(row, arguments...);
+    case Decay::coupled:
+      return update_amsgrad<root, Decay::coupled, T>(row, arguments...);
+    case Decay::decoupled:
+      return update_amsgrad<root, Decay::decoupled, T>(row, arguments...);
   }
 }
 
 template <typename T>
 void update(const Row& row, const Constants<T>& constants, T* param, const T* grad,
             const Moments<T>& moments, std::int64_t numel) {
-  const bool amsgrad = row.amsgrad;
+  const auto with_root = [&](auto root) {
+    update_decay<decltype(root)::value, T>(row, param, grad, moments, numel, constants);
+  };
   switch (row.root) {
     case Root::none:
-      return update_amsgrad<Root::none>(amsgrad, param, grad, moments, numel, constants);
+      return with_root(std::integral_constant<Root, Root::none>());
     case Root::half:
-      return update_amsgrad<Root::half>(amsgrad, param, grad, moments, numel, constants);
+      return with_root(std::integral_constant<Root, Root::half>());
     case Root::quarter:
-      return update_amsgrad<Root::quarter>(amsgrad, param, grad, moments, numel, constants);
+      return with_root(std::integral_constant<Root, Root::quarter>());
     case Root::eighth:
-      return update_amsgrad<Root::eighth>(amsgrad, param, grad, moments, numel, constants);
+      return with_root(std::integral_constant<Root, Root::eighth>());
     case Root::sixteenth:
-      return update_amsgrad<Root::sixteenth>(amsgrad, param, grad, moments, numel, constants);
+      return with_root(std::integral_constant<Root, Root::sixteenth>());
     case Root::general:
-      return update_amsgrad<Root::general>(amsgrad, param, grad, moments, numel, constants);
+      return with_root(std::integral_constant<Root, Root::general>());
   }
 }
 
@@ -78,7 +91,7 @@ Moments<T> moments_of(const LaunchTable& table, std::int64_t tensor, std::int64_
 
 // Parameters and gradients of half types pass through float32 buffers that stay in the L1 cache,
 // so the update is compiled for float32 and float64 only.
-constexpr std::int64_t kBlock = 512;
+constexpr std::int64_t kBuffer = 512;
 
 template <typename Half>
 void widen_block(const Half* __restrict from, float* __restrict to, std::int64_t numel) {
@@ -103,10 +116,10 @@ inline const float* float_block(const float* from, float*, std::int64_t) { retur
 template <typename Param, typename Grad>
 void step_half(const LaunchTable& table, const Row& row, std::int64_t tensor, std::int64_t begin,
                std::int64_t end) {
-  float param_buffer[kBlock];
-  float grad_buffer[kBlock];
-  for (std::int64_t at = begin; at < end; at += kBlock) {
-    const std::int64_t numel = std::min(kBlock, end - at);
+  float param_buffer[kBuffer];
+  float grad_buffer[kBuffer];
+  for (std::int64_t at = begin; at < end; at += kBuffer) {
+    const std::int64_t numel = std::min(kBuffer, end - at);
     Param* param = element<Param>(table, Slot::param, tensor, at);
     widen_block(param, param_buffer, numel);
     const float* grad =

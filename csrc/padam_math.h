@@ -20,32 +20,40 @@
 namespace padam {
 
 // How d^(2p) is taken. Square roots are exact to half a unit and cheap; the rest goes through
-// exp2 and log2.
+// exp2 and log2, which also sees to d = 0.
 enum class Root : int { none, half, quarter, eighth, sixteenth, general };
 
-inline Root root_of(double partial) {
-  if (partial == 0.0) return Root::none;
-  if (partial == 0.5) return Root::half;
-  if (partial == 0.25) return Root::quarter;
-  if (partial == 0.125) return Root::eighth;
-  if (partial == 0.0625) return Root::sixteenth;
+inline Root root_of(const Hyperparameters& options) {
+  if (options.partial == 0.0) return Root::none;
+  if (static_cast<float>(options.eps) == 0.0f) return Root::general;
+  if (options.partial == 0.5) return Root::half;
+  if (options.partial == 0.25) return Root::quarter;
+  if (options.partial == 0.125) return Root::eighth;
+  if (options.partial == 0.0625) return Root::sixteenth;
   return Root::general;
 }
 
+enum class Decay : int { none, coupled, decoupled };
+
+inline Decay decay_of(const Hyperparameters& options) {
+  if (options.weight_decay == 0.0) return Decay::none;
+  return options.decoupled_weight_decay != 0.0 ? Decay::decoupled : Decay::coupled;
+}
+
 // Hyperparameters in the type of the arithmetic, with everything that is the same for all elements
-// worked out once, in double.
+// worked out once, in double. To maximize, gradients enter with the other sign: that is folded into
+// the factors of m, and of x in the coupled decay; v does not see it.
 template <typename T>
 struct Constants {
   T step_size;  // lr * c
-  T beta1, one_minus_beta1;
+  T beta1;
+  T one_minus_beta1;  // with the sign
   T beta2;
   T one_minus_beta2;       // and the rest of it: float32 rounds 1 - 0.999 by nearly half a unit,
   T one_minus_beta2_rest;  // which v, off by at most two units in all, cannot afford
   T eps;
-  T coupled_decay;       // weight_decay when it is coupled, else 0
-  T decoupled_decay;     // lr * weight_decay when it is decoupled, else 0
+  T decay;               // coupled: weight_decay with the sign; decoupled: lr * weight_decay
   T inverse_correction;  // 1 / r
-  T grad_sign;           // -1 to maximize
   T exponent;            // -2p, and the same in two pieces: the first has so few bits that its
   T exponent_high;       // product with a binary exponent is exact
   T exponent_low;
@@ -53,22 +61,21 @@ struct Constants {
 
 template <typename T>
 Constants<T> make_constants(const Hyperparameters& options) {
-  const bool decoupled = options.decoupled_weight_decay != 0.0;
+  const double sign = options.maximize != 0.0 ? -1.0 : 1.0;
   const double exponent = -2.0 * options.partial;
   const double exponent_high = std::nearbyint(exponent * 65536.0) / 65536.0;
   Constants<T> constants;
   constants.step_size = static_cast<T>(options.lr * options.step_correction);
   constants.beta1 = static_cast<T>(options.beta1);
-  constants.one_minus_beta1 = static_cast<T>(1.0 - options.beta1);
+  constants.one_minus_beta1 = static_cast<T>(sign * (1.0 - options.beta1));
   constants.beta2 = static_cast<T>(options.beta2);
   constants.one_minus_beta2 = static_cast<T>(1.0 - options.beta2);
   constants.one_minus_beta2_rest =
       static_cast<T>(1.0 - options.beta2 - static_cast<double>(constants.one_minus_beta2));
   constants.eps = static_cast<T>(options.eps);
-  constants.coupled_decay = static_cast<T>(decoupled ? 0.0 : options.weight_decay);
-  constants.decoupled_decay = static_cast<T>(decoupled ? options.lr * options.weight_decay : 0.0);
+  constants.decay = static_cast<T>(options.weight_decay *
+                                   (decay_of(options) == Decay::decoupled ? options.lr : sign));
   constants.inverse_correction = static_cast<T>(1.0 / options.denominator_correction);
-  constants.grad_sign = static_cast<T>(options.maximize != 0.0 ? -1.0 : 1.0);
   constants.exponent = static_cast<T>(exponent);
   constants.exponent_high = static_cast<T>(exponent_high);
   constants.exponent_low = static_cast<T>(exponent - exponent_high);
@@ -168,32 +175,27 @@ PADAM_INLINE double times_power(double m, double d, const Constants<double>& c) 
   return m * pow(d, c.exponent);
 }
 
-// m / d^(2p). Where m and d are both zero the paper's formula is 0/0: the coordinate stays.
+// m / d^(2p).
 template <Root root, typename T>
 PADAM_INLINE T adapted_step(T m, T d, const Constants<T>& c) {
   if (root == Root::none) return m;
-  T step;
   if (root == Root::general) {
-    step = times_power(m, d, c);
-  } else {
-    T power = d;
-    if (root == Root::quarter || root == Root::eighth || root == Root::sixteenth) {
-      power = square_root(power);
-    }
-    if (root == Root::eighth || root == Root::sixteenth) power = square_root(power);
-    if (root == Root::sixteenth) power = square_root(power);
-    step = m / power;
+    // Where m and d are both zero the paper's formula is 0/0: the coordinate stays.
+    return (m == T(0) && d == T(0)) ? T(0) : times_power(m, d, c);
   }
-  return (m == T(0) && d == T(0)) ? T(0) : step;
+  T power = d;
+  if (root == Root::quarter || root == Root::eighth || root == Root::sixteenth) {
+    power = square_root(power);
+  }
+  if (root == Root::eighth || root == Root::sixteenth) power = square_root(power);
+  if (root == Root::sixteenth) power = square_root(power);
+  return m / power;
 }
 
 // Updates one element of everything in place. `h` is not touched without amsgrad.
-template <Root root, bool amsgrad, typename T>
+template <Root root, Decay decay, bool amsgrad, typename T>
 PADAM_INLINE void padam_update(T& x, T g, T& m, T& v, T& h, const Constants<T>& c) {
-  // The decays are selected, not added as zeros: zero times an infinite x would be NaN.
-  g *= c.grad_sign;
-  g = c.coupled_decay != T(0) ? multiply_add(c.coupled_decay, x, g) : g;
-  const T kept = c.decoupled_decay != T(0) ? multiply_add(-c.decoupled_decay, x, x) : x;
+  if (decay == Decay::coupled) g = multiply_add(c.decay, x, g);
 
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
   // An infinite g, of which the rest may be a part of the other sign, must not give NaN.
@@ -207,6 +209,7 @@ PADAM_INLINE void padam_update(T& x, T g, T& m, T& v, T& h, const Constants<T>& 
   }
 
   const T d = multiply_add(square_root(second_moment), c.inverse_correction, c.eps);
+  const T kept = decay == Decay::decoupled ? multiply_add(-c.decay, x, x) : x;
   x = multiply_add(-c.step_size, adapted_step<root>(m, d, c), kept);
 }
 
