@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -66,21 +67,21 @@ class CMakeBuild(build_ext):
         import pybind11  # of the build environment
 
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        build = Path(self.build_temp).resolve() / "cmake"
         cmake = shutil.which("cmake") or "cmake"
-        subprocess.run(
-            [
-                cmake, "-S", str(ROOT / "csrc"), "-B", str(build), "-G", "Ninja",
+        jobs = os.environ.get("MAX_JOBS")
+        # A fresh folder each time: CMake's cache would remember tools of an earlier isolated
+        # build environment, which no longer exist.
+        with TemporaryDirectory(prefix="padam_ext-build-") as build:
+            configure = [
+                cmake, "-S", str(ROOT / "csrc"), "-B", build, "-G", "Ninja",
                 f"-DPython_EXECUTABLE={sys.executable}",
                 f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
                 *shlex.split(os.environ.get("PADAM_EXT_CMAKE_ARGS", "")),
-            ],
-            check=True,
-        )  # fmt: skip
-        jobs = os.environ.get("MAX_JOBS")
-        parallel = ["--parallel", jobs] if jobs else []
-        subprocess.run([cmake, "--build", str(build), *parallel], check=True)
-        subprocess.run([cmake, "--install", str(build), "--prefix", str(target)], check=True)
+            ]  # fmt: skip
+            subprocess.run(configure, check=True)
+            parallel = ["--parallel", jobs] if jobs else []
+            subprocess.run([cmake, "--build", build, *parallel], check=True)
+            subprocess.run([cmake, "--install", build, "--prefix", str(target)], check=True)
         say(f"built the native CPU module with {cxx_compiler()}")
 
 

@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+import padam_ext
 from padam_ext import native
 from padam_ext.backends import BACKENDS
 
@@ -22,3 +25,13 @@ def backend(request, monkeypatch):
     if level:
         monkeypatch.setattr(native, "simd_level", lambda: level)
     return name
+
+
+def pytest_addoption(parser):
+    parser.addoption("--expect-package-in", help="fail unless this folder's padam_ext is tested")
+
+
+def pytest_configure(config):
+    folder = config.getoption("--expect-package-in")
+    if folder and Path(folder).resolve() not in Path(padam_ext.__file__).resolve().parents:
+        raise pytest.UsageError(f"testing {padam_ext.__file__}, which is not in {folder}")

@@ -1,0 +1,60 @@
+# Each target works from a fresh clone: it makes the virtual environment it needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo bench test lint types tests test-build test-sanitize clean
+
+help:
+	@echo "make demo           train a small CNN on handwritten digits, compare four optimizers"
+	@echo "make test           lint, types and tests"
+	@echo "make test-build     install in fresh environments, with and without torch or a compiler"
+	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
+	@echo "make bench          time of a step beside torch.optim's, on this CPU"
+	@echo "make clean          remove what these made"
+
+# Installs anew when sources of the native module or the requirements have changed.
+$(READY): requirements-dev.txt pyproject.toml setup.py $(wildcard csrc/*)
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV); PyTorch takes a while the first time"
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m benchmarks.digits
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.step_time
+
+test: lint types tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+
+types: $(READY)
+	$(BIN)/mypy
+
+tests: $(READY)
+	$(BIN)/python -m pytest
+
+test-build: $(READY)
+	$(BIN)/python -m pytest -m build
+
+# A second copy of the package, whose native module is built with both sanitizers. The runtime has
+# to be loaded before Python; leaks are not looked for, since Python itself never frees all.
+SANITIZED := build/sanitized
+test-sanitize: $(READY)
+	rm -rf $(SANITIZED)
+	PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS="-DPADAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo" \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) .
+	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
+		$(BIN)/pytest --expect-package-in=$(SANITIZED) -k "not eager" \
+		tests/test_native.py tests/test_layouts.py tests/test_edges.py tests/test_plan.py
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info padam_ext/_native*.so

@@ -1,0 +1,144 @@
+"""Time of one optimizer step on the CPU, beside what a user would run instead.
+
+The optimizers take turns, one step each, so that a change of the machine's speed meets them alike.
+Before anything is timed, FusedPadam's step is held against the plain PyTorch form.
+
+    python -m benchmarks.step_time [--rounds N] [--threads T]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+from torch.nn import Parameter
+
+from padam_ext import FusedPadam
+from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.native import simd_level
+from padam_ext.reference import padam_step
+
+WORKLOADS = {
+    "1 tensor of 16,000,000": [16_000_000],
+    "1000 tensors of 1024": [1024] * 1000,
+}
+OPTIONS = {"lr": 1e-3, "weight_decay": 5e-4}
+BYTES_PER_ELEMENT = 36  # five float32 read, four written
+OURS = "FusedPadam, p=1/8"
+
+Step = Callable[[], object]
+
+
+def make_params(sizes: list[int]) -> list[Parameter]:
+    """Float32 parameters with gradients, the same for every optimizer."""
+    generator = torch.Generator().manual_seed(0)
+    params = [Parameter(torch.randn(size, generator=generator)) for size in sizes]
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=generator)
+    return params
+
+
+class EagerLoop:
+    """Padam as PyTorch operations, one tensor after the other: reference.padam_step."""
+
+    def __init__(self, params: list[Parameter], partial: float) -> None:
+        """Makes states of zeros."""
+        self.params = params
+        self.states: list[tuple[Tensor, ...]] = [
+            tuple(torch.zeros_like(param) for _ in range(3)) for param in params
+        ]
+        defaults = FusedPadam(params, **OPTIONS, partial=partial).param_groups[0]
+        self.options = Hyperparameters.from_group(defaults)
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step of every tensor."""
+        self.count += 1
+        for param, moments in zip(self.params, self.states, strict=True):
+            assert param.grad is not None
+            padam_step(param, param.grad, *moments, self.count, self.options)
+
+
+def implementations(sizes: list[int]) -> dict[str, Step]:
+    """One step function for each, every one on tensors of its own."""
+
+    def torch_amsgrad(**form: bool) -> Step:
+        return torch.optim.Adam(make_params(sizes), amsgrad=True, **OPTIONS, **form).step
+
+    return {
+        OURS: FusedPadam(make_params(sizes), **OPTIONS, partial=1 / 8).step,
+        "FusedPadam, p=0.3": FusedPadam(make_params(sizes), **OPTIONS, partial=0.3).step,
+        "Padam, eager loop": EagerLoop(make_params(sizes), 1 / 8).step,
+        "Padam, foreach": FusedPadam(make_params(sizes), **OPTIONS, backend="eager").step,
+        "torch AMSGrad, foreach": torch_amsgrad(foreach=True),
+        "torch AMSGrad, fused": torch_amsgrad(fused=True),
+    }
+
+
+def verify(sizes: list[int]) -> None:
+    """Three steps of FusedPadam and of the eager loop must agree."""
+    for partial in (1 / 8, 0.3):
+        ours, theirs = make_params(sizes), make_params(sizes)
+        steps = FusedPadam(ours, **OPTIONS, partial=partial).step, EagerLoop(theirs, partial).step
+        for _ in range(3):
+            for step in steps:
+                step()
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def measure(sizes: list[int], rounds: int, console: Console) -> dict[str, float]:
+    """Median seconds of one step of each implementation."""
+    steps = implementations(sizes)
+    for step in steps.values():
+        step()
+        step()
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in track(range(rounds), "measuring", console=console, transient=True):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: median(times) for name, times in seconds.items()}
+
+
+def main() -> None:
+    """Prints one table per workload."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    console = Console()
+    console.print(
+        f"{platform.processor() or platform.machine()}, {simd_level()}, {options.threads} threads, "
+        f"torch {torch.__version__}; medians of {options.rounds} interleaved steps"
+    )
+    for name, sizes in WORKLOADS.items():
+        verify(sizes)
+        seconds = measure(sizes, options.rounds, console)
+        table = Table(title=f"{name}, float32")
+        table.add_column("implementation")
+        for heading in ("ms per step", "GB/s", f"times {OURS}"):
+            table.add_column(heading, justify="right")
+        for implementation, time_of_step in seconds.items():
+            table.add_row(
+                implementation,
+                f"{1000 * time_of_step:.2f}",
+                f"{sum(sizes) * BYTES_PER_ELEMENT / time_of_step / 1e9:.1f}",
+                f"{time_of_step / seconds[OURS]:.2f}",
+            )
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
