@@ -1,7 +1,8 @@
 """Time of one optimizer step on the CPU, beside what a user would run instead.
 
-The optimizers take turns, one step each, so that a change of the machine's speed meets them alike.
-Before anything is timed, FusedPadam's step is held against the plain PyTorch form.
+The optimizers take turns of some steps each, so that a change of the machine's speed meets them
+alike; what is printed is the median over all turns. Before anything is timed, FusedPadam's step is
+held against the plain PyTorch form.
 
     python -m benchmarks.step_time [--rounds N] [--threads T]
 """
@@ -31,6 +32,7 @@ WORKLOADS = {
     "1000 tensors of 1024": [1024] * 1000,
 }
 OPTIONS = {"lr": 1e-3, "weight_decay": 5e-4}
+STEPS_PER_TURN = 8
 BYTES_PER_ELEMENT = 36  # five float32 read, four written
 OURS = "FusedPadam, p=1/8"
 
@@ -105,23 +107,24 @@ def measure(sizes: list[int], rounds: int, console: Console) -> dict[str, float]
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in track(range(rounds), "measuring", console=console, transient=True):
         for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - start)
+            for _ in range(STEPS_PER_TURN):
+                start = time.perf_counter()
+                step()
+                seconds[name].append(time.perf_counter() - start)
     return {name: median(times) for name, times in seconds.items()}
 
 
 def main() -> None:
     """Prints one table per workload."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, metavar="N", default=6)
+    parser.add_argument("--threads", type=int, metavar="T", default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     console = Console()
     console.print(
         f"{platform.processor() or platform.machine()}, {simd_level()}, {options.threads} threads, "
-        f"torch {torch.__version__}; medians of {options.rounds} interleaved steps"
+        f"torch {torch.__version__}; medians of {options.rounds} turns of {STEPS_PER_TURN} steps"
     )
     for name, sizes in WORKLOADS.items():
         verify(sizes)

@@ -49,8 +49,11 @@ struct Constants {
   T beta1;
   T one_minus_beta1;  // with the sign
   T beta2;
-  T one_minus_beta2;       // and the rest of it: float32 rounds 1 - 0.999 by nearly half a unit,
-  T one_minus_beta2_rest;  // which v, off by at most two units in all, cannot afford
+  // 1 - beta2 in two pieces: float32 rounds 1 - 0.999 by nearly half a unit, which v, off by at
+  // most two units in all, cannot afford. Both are positive, so that an infinite gradient, times
+  // each, gives an infinite v and not NaN.
+  T one_minus_beta2;
+  T one_minus_beta2_rest;
   T eps;
   T decay;               // coupled: weight_decay with the sign; decoupled: lr * weight_decay
   T inverse_correction;  // 1 / r
@@ -69,9 +72,10 @@ Constants<T> make_constants(const Hyperparameters& options) {
   constants.beta1 = static_cast<T>(options.beta1);
   constants.one_minus_beta1 = static_cast<T>(sign * (1.0 - options.beta1));
   constants.beta2 = static_cast<T>(options.beta2);
-  constants.one_minus_beta2 = static_cast<T>(1.0 - options.beta2);
+  const double one_minus_beta2 = 1.0 - options.beta2;
+  constants.one_minus_beta2 = std::nextafter(static_cast<T>(one_minus_beta2), T(0));
   constants.one_minus_beta2_rest =
-      static_cast<T>(1.0 - options.beta2 - static_cast<double>(constants.one_minus_beta2));
+      static_cast<T>(one_minus_beta2 - static_cast<double>(constants.one_minus_beta2));
   constants.eps = static_cast<T>(options.eps);
   constants.decay = static_cast<T>(options.weight_decay *
                                    (decay_of(options) == Decay::decoupled ? options.lr : sign));
@@ -198,9 +202,7 @@ PADAM_INLINE void padam_update(T& x, T g, T& m, T& v, T& h, const Constants<T>& 
   if (decay == Decay::coupled) g = multiply_add(c.decay, x, g);
 
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
-  // An infinite g, of which the rest may be a part of the other sign, must not give NaN.
-  const T rest = g - g == T(0) ? c.one_minus_beta2_rest * g : T(0);
-  const T scaled_g = rounded_once(c.one_minus_beta2, g, rest);
+  const T scaled_g = rounded_once(c.one_minus_beta2, g, c.one_minus_beta2_rest * g);
   v = rounded_once(scaled_g, g, c.beta2 * v);
   T second_moment = v;
   if (amsgrad) {

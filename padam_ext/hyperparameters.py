@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -36,23 +38,55 @@ class Hyperparameters(NamedTuple):
         betas = group["betas"]
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise ValueError(f"betas must be a pair of numbers in [0, 1), got {betas!r}")
-        bias_correction = group["bias_correction"]
-        if bias_correction not in BIAS_CORRECTIONS:
-            raise ValueError(
-                f"bias_correction must be one of {BIAS_CORRECTIONS}, got {bias_correction!r}"
-            )
-        return cls(
-            lr=_number("lr", _scalar(group["lr"])),
-            beta1=_number("betas[0]", betas[0], below=1.0),
-            beta2=_number("betas[1]", betas[1], below=1.0),
-            eps=_number("eps", group["eps"]),
-            weight_decay=_number("weight_decay", group["weight_decay"]),
-            partial=_number("partial", group["partial"], most=0.5),
-            amsgrad=_flag(group, "amsgrad"),
-            bias_correction=bias_correction,
-            decoupled_weight_decay=_flag(group, "decoupled_weight_decay"),
-            maximize=_flag(group, "maximize"),
+        values = (
+            _scalar(group["lr"]),
+            betas[0],
+            betas[1],
+            group["eps"],
+            group["weight_decay"],
+            group["partial"],
+            group["amsgrad"],
+            group["bias_correction"],
+            group["decoupled_weight_decay"],
+            group["maximize"],
         )
+        with suppress(TypeError):
+            return _checked(*values)
+        # A wrong type, perhaps one that cannot be looked up in a cache: this says which option.
+        return _checked.__wrapped__(*values)
+
+
+# Every step asks for the options of every group, which seldom change. `typed` keeps True and 1
+# apart; errors are not cached.
+@lru_cache(maxsize=4096, typed=True)
+def _checked(
+    lr: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    weight_decay: Any,
+    partial: Any,
+    amsgrad: Any,
+    bias_correction: Any,
+    decoupled_weight_decay: Any,
+    maximize: Any,
+) -> Hyperparameters:
+    if bias_correction not in BIAS_CORRECTIONS:
+        raise ValueError(
+            f"bias_correction must be one of {BIAS_CORRECTIONS}, got {bias_correction!r}"
+        )
+    return Hyperparameters(
+        lr=_number("lr", lr),
+        beta1=_number("betas[0]", beta1, below=1.0),
+        beta2=_number("betas[1]", beta2, below=1.0),
+        eps=_number("eps", eps),
+        weight_decay=_number("weight_decay", weight_decay),
+        partial=_number("partial", partial, most=0.5),
+        amsgrad=_flag("amsgrad", amsgrad),
+        bias_correction=bias_correction,
+        decoupled_weight_decay=_flag("decoupled_weight_decay", decoupled_weight_decay),
+        maximize=_flag("maximize", maximize),
+    )
 
 
 def bias_correction_factors(
@@ -96,8 +130,7 @@ def _number(name: str, value: Any, *, below: float = math.inf, most: float | Non
     return number
 
 
-def _flag(group: dict[str, Any], name: str) -> bool:
-    value = group[name]
+def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value

@@ -20,6 +20,8 @@ BAD_OPTIONS = [
     ({"lr": math.inf}, ValueError, "lr must be .* got inf"),
     ({"lr": "0.1"}, TypeError, "lr must be a number, got '0.1' of type str"),
     ({"lr": True}, TypeError, "lr must be a number, got True"),
+    ({"lr": [0.1]}, TypeError, "lr must be a number, got \\[0.1\\]"),
+    ({"partial": {}}, TypeError, "partial must be a number, got {}"),
     ({"lr": None}, TypeError, "lr must be a number, got None"),
     ({"lr": torch.tensor(-1.0)}, ValueError, "lr must be .* got -1.0"),
     ({"lr": torch.ones(2)}, ValueError, r"tensor lr must have 1 element, got shape \(2,\)"),
