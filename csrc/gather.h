@@ -4,6 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
+#include <vector>
+
 #include "dlpack_abi.h"
 
 namespace padam {
@@ -21,7 +24,7 @@ class Gatherer {
   // a gradient, gradients, groups, then, unless a tensor cannot be read, the parameters'
   // (addresses, layouts), the gradients' layouts and the gradients' addresses, all of these as
   // bytes of int64.
-  py::tuple gather(const py::list& param_lists) const;
+  py::tuple gather(const py::list& param_lists);
 
   // The addresses of the tensors in dicts, state by state, key by key, as bytes of int64.
   // Throws KeyError for a key that is missing, TypeError for a value that is no tensor.
@@ -29,12 +32,15 @@ class Gatherer {
 
  private:
   class Reading;
+  // Where a parameter and its gradient were in the last pass: objects, and places inside them.
+  using Seen = std::array<const void*, 4>;
 
   const DLPackExchangeAPI* api_;
   py::object is_neg_;
   py::object is_conj_;
   py::object data_ptr_;
   py::str grad_;
+  std::vector<Seen> seen_;
 };
 
 }  // namespace padam

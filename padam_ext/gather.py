@@ -82,8 +82,14 @@ class NativeGatherer:
         return Live(*self._native.gather(param_lists))
 
 
-def best_gatherer() -> PythonGatherer | NativeGatherer:
-    """The native one where there is a native module and torch is 2.11 or later."""
+Gatherer = PythonGatherer | NativeGatherer
+
+
+def best_gatherer() -> Gatherer:
+    """The native one where there is a native module and torch is 2.11 or later.
+
+    Each optimizer has its own, which remembers where things were.
+    """
     try:
         return NativeGatherer()
     except (AttributeError, ValueError):

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
 from padam_ext import backends, checkpoint
+from padam_ext.gather import best_gatherer
 from padam_ext.grouping import check_param
 from padam_ext.hyperparameters import Hyperparameters
-from padam_ext.plan import Plan, gatherer
+from padam_ext.plan import Plan
 
 
 class FusedPadam(Optimizer):
@@ -89,8 +90,7 @@ class FusedPadam(Optimizer):
     ) -> None:
         backends.check_name(backend)
         self.backend = backend
-        self._plan: Plan | None = None
-        self._state_was_seen = False
+        self._start_afresh()
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -104,6 +104,11 @@ class FusedPadam(Optimizer):
         }
         Hyperparameters.from_group(defaults)
         super().__init__(params, defaults)
+
+    def _start_afresh(self) -> None:
+        self._gatherer = best_gatherer()
+        self._plan: Plan | None = None
+        self._state_was_seen = False
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
@@ -167,8 +172,7 @@ class FusedPadam(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and load_state_dict; plans are made anew."""
         super().__setstate__(state)
-        self._plan = None
-        self._state_was_seen = False
+        self._start_afresh()
         states = self.__dict__["state"]
         for group in self.param_groups:
             for param in group["params"]:
@@ -203,12 +207,12 @@ class FusedPadam(Optimizer):
                 loss = closure()
 
         options = [Hyperparameters.from_group(group) for group in self.param_groups]
-        live = gatherer.gather([group["params"] for group in self.param_groups])
+        live = self._gatherer.gather([group["params"] for group in self.param_groups])
         state, plan = self.__dict__["state"], self._plan
         if plan is None or not plan.fits(
             self.backend, self.param_groups, state, live, compare_states=self._state_was_seen
         ):
-            plan = self._plan = Plan(self.backend, self.param_groups, state, live)
+            plan = self._plan = Plan(self.backend, self._gatherer, self.param_groups, state, live)
         for step_bucket in plan.bucket_steps:
             step_bucket(live, options)
         # Kernels write behind autograd's back; whoever saved a parameter for backward must know.

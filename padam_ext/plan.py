@@ -12,18 +12,21 @@ from operator import is_
 from typing import Any
 
 from padam_ext.backends import BucketStep, choose
-from padam_ext.gather import Live, best_gatherer
+from padam_ext.gather import Gatherer, Live
 from padam_ext.grouping import OptimizerState, ParamGroups, make_buckets
 from padam_ext.state import MOMENTS
-
-gatherer = best_gatherer()
 
 
 class Plan:
     """The steps of all buckets for one set of live parameters, and the check that they hold."""
 
     def __init__(
-        self, backend: str, param_groups: ParamGroups, state: OptimizerState, live: Live
+        self,
+        backend: str,
+        gatherer: Gatherer,
+        param_groups: ParamGroups,
+        state: OptimizerState,
+        live: Live,
     ) -> None:
         """Chooses backends and makes buckets.
 
@@ -35,6 +38,7 @@ class Plan:
             for bucket in make_buckets(param_groups, state, live)
         ]
         self._backend = backend
+        self._gatherer = gatherer
         self._live = live._replace(grads=[])  # a plan must not keep gradients alive
         self._all_states = list(state.values())
         self._states = [state[param] for param in live.params]
@@ -76,8 +80,8 @@ class Plan:
     def _read_states(self) -> tuple[Any, Any] | None:
         try:
             return (
-                gatherer.state_addresses(self._states, ("step", *MOMENTS[:2])),
-                gatherer.state_addresses(self._amsgrad_states, MOMENTS[2:]),
+                self._gatherer.state_addresses(self._states, ("step", *MOMENTS[:2])),
+                self._gatherer.state_addresses(self._amsgrad_states, MOMENTS[2:]),
             )
         except (KeyError, AttributeError, TypeError, RuntimeError):
             # A state was taken away, or is a number, or has no address: make buckets anew.
