@@ -1,5 +1,9 @@
 """The native module by itself: a hand-built launch table, threads, refusals."""
 
+import ctypes
+import mmap
+import os
+import sys
 from array import array
 
 import pytest
@@ -165,3 +169,48 @@ def test_results_are_rounded_to_half_as_torch_does(dtype, level):
     }  # fmt: skip
     native.module.step_cpu(**arguments)
     assert torch.equal(param, (-grad).to(dtype))
+
+
+def repeated_memory(num_bytes, chunk_bytes):
+    """Address of `num_bytes` of memory that repeat one small chunk, and that chunk as a tensor.
+
+    A tensor of more than 2^31 elements thus needs a few megabytes only.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    file = os.memfd_create("chunk")
+    os.ftruncate(file, chunk_bytes)
+    private_reserved, shared_fixed = 0x4022, 0x11
+    start = libc.mmap(None, num_bytes + chunk_bytes, 0, private_reserved, -1, 0)
+    for offset in range(0, num_bytes, chunk_bytes):
+        assert libc.mmap(start + offset, chunk_bytes, 3, shared_fixed, file, 0) == start + offset
+    chunk = torch.frombuffer(mmap.mmap(file, chunk_bytes), dtype=torch.float32)
+    os.close(file)
+    return start, chunk
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="maps memory as Linux does")
+def test_more_than_two_to_the_31_elements():
+    """Offsets are 64 bits wide: every element of such a tensor is stepped, none behind its end."""
+    chunk_numel, extra = 1 << 20, 5
+    repeats = 1 << 11
+    numel = repeats * chunk_numel + extra
+    assert numel > 2**31
+    starts, chunks = zip(
+        *(repeated_memory(4 * (repeats + 1) * chunk_numel, 4 * chunk_numel) for _ in range(5)),
+        strict=True,
+    )
+    x, g = chunks[:2]
+    x.zero_()
+    g.fill_(1.0)
+    # b1 = 0, p = 0, lr = 1: every visit takes 1 from x.
+    options = OPTIONS._replace(lr=1.0, beta1=0.0, partial=0.0)
+    arguments = table([tensors(1)]) | {
+        "addresses": array("q", starts),
+        "numels": array("q", [numel]),
+        "hyperparameters": array("d", hyperparameter_row(options, 1.0)),
+    }
+    native.module.step_cpu(**arguments)
+    assert (x[:extra] == -(repeats + 1)).all()
+    assert (x[extra:] == -repeats).all()
