@@ -7,6 +7,15 @@ import torch
 
 from checking import step_and_check
 from padam_ext import FusedPadam
+from padam_ext.gather import NativeGatherer, PythonGatherer, best_gatherer
+
+
+@pytest.fixture(params=[NativeGatherer, PythonGatherer], autouse=True)
+def gatherer(request, monkeypatch):
+    """Either way of reading tensors; without DLPack's interface torch allows the second only."""
+    if request.param is NativeGatherer and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip(f"torch {torch.__version__} lacks the interface that this one needs")
+    monkeypatch.setattr("padam_ext.optimizer.best_gatherer", request.param)
 
 
 def replace_data(param, optimizer):
@@ -175,3 +184,26 @@ def test_gradients_are_not_kept_alive(backend):
     param.grad = None
     gc.collect()
     assert gone() is None
+
+
+def test_a_gatherer_reads_what_the_other_reads():
+    params = [torch.nn.Parameter(torch.randn(3, 4).t()), torch.nn.Parameter(torch.randn(()))]
+    for param in params:
+        param.grad = torch.randn(param.shape)
+    lists = [params[:1], [torch.nn.Parameter(torch.ones(1))], params[1:]]
+    python = PythonGatherer().gather(lists)
+    best = best_gatherer().gather(lists)
+    assert all(a is b for a, b in zip(python.params, best.params, strict=True))
+    assert all(a is b for a, b in zip(python.grads, best.grads, strict=True))
+    assert python.group_indices == best.group_indices == [0, 2]
+    assert python.grad_addresses == best.grad_addresses
+
+
+def test_a_tensor_that_cannot_be_read_is_collected_all_the_same():
+    param = torch.nn.Parameter(torch.ones(2, 2))
+    param.grad = torch.ones(2, 2).to_sparse()
+    for one in (PythonGatherer(), best_gatherer()):
+        live = one.gather([[param]])
+        assert live.params[0] is param
+        assert live.param_reading is None
+        assert live.grad_addresses is None
