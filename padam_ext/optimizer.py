@@ -104,6 +104,7 @@ class FusedPadam(Optimizer):
         }
         Hyperparameters.from_group(defaults)
         super().__init__(params, defaults)
+        self._state_was_seen = False  # the base class has assigned an empty one
 
     def _start_afresh(self) -> None:
         self._gatherer = best_gatherer()
@@ -123,6 +124,8 @@ class FusedPadam(Optimizer):
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
         self.__dict__["state"] = state
+        self._plan = None  # it holds addresses of the states that were
+        self._state_was_seen = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, as torch.optim.Optimizer does, after checking it.

@@ -6,6 +6,7 @@ parameter's shape, float32 for half types, else the parameter's dtype (complex f
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
 
     Raises:
         ValueError: a moment of another shape, or one without the other.
-        TypeError: a moment that is not a tensor.
+        TypeError: a moment that is not a dense tensor, or a step that is not a number.
     """
     present = [key for key in MOMENTS if key in state]
     if present and not {"exp_avg", "exp_avg_sq"} <= set(present):
@@ -40,14 +41,25 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
     for key in present:
         if not isinstance(state[key], Tensor):
             raise TypeError(f"state {key!r} of {name} must be a tensor, got {state[key]!r}")
+        if state[key].layout != torch.strided or state[key].is_meta != param.is_meta:
+            raise TypeError(
+                f"state {key!r} of {name} must be a dense tensor with data, got one of layout "
+                f"{state[key].layout} on {state[key].device}"
+            )
         if state[key].shape != param.shape:
             raise ValueError(
                 f"state {key!r} of {name} has shape {tuple(state[key].shape)}, but the parameter "
                 f"has shape {tuple(param.shape)}"
             )
     step = state.get("step", 0)
-    if isinstance(step, Tensor) and step.numel() != 1:
-        raise ValueError(f"state 'step' of {name} must be one number, got shape {step.shape}")
+    if isinstance(step, Tensor):
+        if step.numel() != 1 or step.layout != torch.strided or step.is_meta:
+            raise ValueError(
+                f"state 'step' of {name} must be one number, got a tensor of shape "
+                f"{tuple(step.shape)} and layout {step.layout} on {step.device}"
+            )
+    elif not isinstance(step, Real):
+        raise TypeError(f"state 'step' of {name} must be a number, got {step!r}")
 
 
 def fit_state(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:

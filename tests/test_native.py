@@ -174,7 +174,8 @@ def test_results_are_rounded_to_half_as_torch_does(dtype, level):
 def repeated_memory(num_bytes, chunk_bytes):
     """Address of `num_bytes` of memory that repeat one small chunk, and that chunk as a tensor.
 
-    A tensor of more than 2^31 elements thus needs a few megabytes only.
+    A tensor of more than 2^31 elements thus needs a few megabytes only. As much before it is
+    reserved and may not be touched: an offset that wrapped around to below zero crashes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -182,7 +183,7 @@ def repeated_memory(num_bytes, chunk_bytes):
     file = os.memfd_create("chunk")
     os.ftruncate(file, chunk_bytes)
     private_reserved, shared_fixed = 0x4022, 0x11
-    start = libc.mmap(None, num_bytes + chunk_bytes, 0, private_reserved, -1, 0)
+    start = libc.mmap(None, 2 * num_bytes + chunk_bytes, 0, private_reserved, -1, 0) + num_bytes
     for offset in range(0, num_bytes, chunk_bytes):
         assert libc.mmap(start + offset, chunk_bytes, 3, shared_fixed, file, 0) == start + offset
     chunk = torch.frombuffer(mmap.mmap(file, chunk_bytes), dtype=torch.float32)
@@ -194,14 +195,14 @@ def repeated_memory(num_bytes, chunk_bytes):
 def test_more_than_two_to_the_31_elements():
     """Offsets are 64 bits wide: every element of such a tensor is stepped, none behind its end."""
     chunk_numel, extra = 1 << 20, 5
-    repeats = 1 << 11
+    repeats = (1 << 11) + (1 << 8)  # so many that the last thread's share begins beyond 2^31
     numel = repeats * chunk_numel + extra
-    assert numel > 2**31
+    assert numel * 15 // 16 > 2**31
     starts, chunks = zip(
         *(repeated_memory(4 * (repeats + 1) * chunk_numel, 4 * chunk_numel) for _ in range(5)),
         strict=True,
     )
-    x, g = chunks[:2]
+    x, g, m = chunks[:3]
     x.zero_()
     g.fill_(1.0)
     # b1 = 0, p = 0, lr = 1: every visit takes 1 from x.
@@ -214,3 +215,9 @@ def test_more_than_two_to_the_31_elements():
     native.module.step_cpu(**arguments)
     assert (x[:extra] == -(repeats + 1)).all()
     assert (x[extra:] == -repeats).all()
+    # Threads: shares begin at large offsets. What repeats is stepped by several at once, so here
+    # a step does the same each time: lr = 0 and b1 = 0 set m to the gradient.
+    g.copy_(torch.arange(chunk_numel))
+    row = hyperparameter_row(options._replace(lr=0.0), 1.0)
+    native.module.step_cpu(**arguments | {"hyperparameters": array("d", row), "num_threads": 2})
+    assert torch.equal(m, g)

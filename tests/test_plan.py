@@ -1,5 +1,6 @@
 """Nothing stale: whatever happens to tensors between steps, the next step sees what is there."""
 
+import collections
 import gc
 
 import pytest
@@ -84,6 +85,10 @@ def forget_one_moment_of_amsgrad(param, optimizer):
     optimizer.state[param]["max_exp_avg_sq"] = optimizer.state[param]["exp_avg_sq"].clone()
 
 
+def assign_a_new_state(param, optimizer):
+    optimizer.state = collections.defaultdict(dict)
+
+
 def remove_from_the_group(param, optimizer):
     del optimizer.param_groups[0]["params"][1]
     optimizer.add_param_group({"params": [param], "lr": 0.01})
@@ -105,8 +110,8 @@ CHANGES = [
     replace_data, transpose_data_in_place, shrink_and_grow_data, cast_to_half, cast_to_double,
     replace_states, replace_state_data, states_in_another_layout, states_in_another_dtype,
     replace_state_dict_of_the_parameter, set_the_counter, counter_as_a_number, forget_the_state,
-    forget_one_moment_of_amsgrad, remove_from_the_group, swap_the_order, another_backend,
-    freeze_the_other,
+    forget_one_moment_of_amsgrad, assign_a_new_state, remove_from_the_group, swap_the_order,
+    another_backend, freeze_the_other,
 ]  # fmt: skip
 
 
