@@ -40,8 +40,7 @@ py::bytes as_bytes(const std::vector<std::int64_t>& values) {
 // Collects what is read of one list of tensors.
 class Gatherer::Reading {
  public:
-  Reading(const Gatherer& gatherer, bool may_be_negated)
-      : gatherer_(gatherer), may_be_negated_(may_be_negated) {}
+  explicit Reading(const Gatherer& gatherer) : gatherer_(gatherer) {}
 
   // Returns a place inside the tensor's own memory.
   const void* add(PyObject* tensor) {
@@ -58,7 +57,7 @@ class Gatherer::Reading {
                        read.dtype.bits);
     layouts_.insert(layouts_.end(), read.shape, read.shape + read.ndim);
     layouts_.insert(layouts_.end(), read.strides, read.strides + read.ndim);
-    if (may_be_negated_) layouts_.push_back(call(gatherer_.is_neg_, tensor).ptr() == Py_True);
+    layouts_.push_back(call(gatherer_.is_neg_, tensor).ptr() == Py_True);
     if (read.dtype.code == kComplex) {
       layouts_.push_back(call(gatherer_.is_conj_, tensor).ptr() == Py_True);
     }
@@ -70,7 +69,6 @@ class Gatherer::Reading {
 
  private:
   const Gatherer& gatherer_;
-  bool may_be_negated_;
   std::vector<std::int64_t> addresses_;
   std::vector<std::int64_t> layouts_;
 };
@@ -94,8 +92,8 @@ py::tuple Gatherer::gather(const py::list& param_lists) {
   py::list params;
   py::list grads;
   py::list group_indices;
-  Reading read_params(*this, /*may_be_negated=*/false);
-  Reading read_grads(*this, /*may_be_negated=*/true);
+  Reading read_params(*this);
+  Reading read_grads(*this);
   bool readable = true;
   std::vector<Seen> seen;
   seen.reserve(seen_.size());

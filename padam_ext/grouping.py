@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from padam_ext.gather import Live
-from padam_ext.layout import is_plain, overlaps_itself, real_view, same_layout
+from padam_ext.layout import is_plain, lacks_memory, overlaps_itself, real_view, same_layout
 from padam_ext.state import ParamState, check_state, fit_state
 
 PARAM_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -144,6 +144,9 @@ def _check_live(param: Tensor, grad: Tensor, name: object) -> None:
             f"{name} has a gradient of layout {grad.layout}. FusedPadam takes dense gradients "
             "only: create the embedding with sparse=False, or use torch.optim.SparseAdam for it."
         )
+    for tensor, what in ((param, ""), (grad, "the gradient of ")):
+        if lacks_memory(tensor):
+            raise RuntimeError(f"{what}{name} has no memory: its storage was freed or never made")
     if param.dtype.to_real() not in PARAM_DTYPES:
         supported = ", ".join(str(dtype) for dtype in PARAM_DTYPES)
         raise TypeError(f"{name} has dtype {param.dtype}; supported are {supported}")

@@ -27,7 +27,7 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's memory is its elements: without gaps, in any order of dimensions."""
-    if tensor.is_conj() or tensor.is_neg():
+    if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
         return False
     expected = 1
     for stride, size in _by_stride(tensor):
@@ -35,6 +35,13 @@ def is_plain(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def lacks_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has elements but no address, as after its storage was freed."""
+    if tensor.is_meta or tensor.numel() == 0 or tensor._is_zerotensor():
+        return False
+    return tensor.data_ptr() == 0
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

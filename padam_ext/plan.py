@@ -8,6 +8,7 @@ moment on that somebody may hold them: until then only kernels can have changed 
 
 from __future__ import annotations
 
+from array import array
 from operator import is_
 from typing import Any
 
@@ -40,6 +41,7 @@ class Plan:
         self._backend = backend
         self._gatherer = gatherer
         self._live = live._replace(grads=[])  # a plan must not keep gradients alive
+        self._null_grads = _count_null(live.grad_addresses)
         self._all_states = list(state.values())
         self._states = [state[param] for param in live.params]
         flags = [param_groups[index]["amsgrad"] for index in live.group_indices]
@@ -67,6 +69,7 @@ class Plan:
             and live.param_reading is not None
             and live.param_reading == then.param_reading
             and live.grad_layouts == then.grad_layouts
+            and _count_null(live.grad_addresses) == self._null_grads
             and not (compare_states and self._states_have_changed(state))
         )
 
@@ -86,3 +89,8 @@ class Plan:
         except (KeyError, AttributeError, TypeError, RuntimeError):
             # A state was taken away, or is a number, or has no address: make buckets anew.
             return None
+
+
+def _count_null(addresses: bytes | None) -> int:
+    """How many gradients have no memory: empty ones, and ones that must not reach a kernel."""
+    return array("q", addresses or b"").count(0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from padam_ext.layout import is_plain, same_layout
+from padam_ext.layout import is_plain, lacks_memory, same_layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -46,6 +46,8 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
                 f"state {key!r} of {name} must be a dense tensor with data, got one of layout "
                 f"{state[key].layout} on {state[key].device}"
             )
+        if lacks_memory(state[key]):
+            raise TypeError(f"state {key!r} of {name} has no memory: its storage was freed")
         if state[key].shape != param.shape:
             raise ValueError(
                 f"state {key!r} of {name} has shape {tuple(state[key].shape)}, but the parameter "

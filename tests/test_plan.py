@@ -89,6 +89,10 @@ def assign_a_new_state(param, optimizer):
     optimizer.state = collections.defaultdict(dict)
 
 
+def negate_lazily(param, optimizer):
+    param.data = param.data._neg_view()
+
+
 def remove_from_the_group(param, optimizer):
     del optimizer.param_groups[0]["params"][1]
     optimizer.add_param_group({"params": [param], "lr": 0.01})
@@ -110,7 +114,8 @@ CHANGES = [
     replace_data, transpose_data_in_place, shrink_and_grow_data, cast_to_half, cast_to_double,
     replace_states, replace_state_data, states_in_another_layout, states_in_another_dtype,
     replace_state_dict_of_the_parameter, set_the_counter, counter_as_a_number, forget_the_state,
-    forget_one_moment_of_amsgrad, assign_a_new_state, remove_from_the_group, swap_the_order,
+    forget_one_moment_of_amsgrad, assign_a_new_state, negate_lazily,
+    remove_from_the_group, swap_the_order,
     another_backend, freeze_the_other,
 ]  # fmt: skip
 
@@ -212,3 +217,23 @@ def test_a_tensor_that_cannot_be_read_is_collected_all_the_same():
         assert live.params[0] is param
         assert live.param_reading is None
         assert live.grad_addresses is None
+
+
+def test_a_gradient_of_zeros_without_memory(backend):
+    param = torch.nn.Parameter(torch.randn(4))
+    optimizer = FusedPadam([param], backend=backend)
+    for grad in (torch.ones(4), torch._efficientzerotensor((4,)), torch.ones(4)):
+        param.grad = grad
+        step_and_check(optimizer)
+
+
+@pytest.mark.parametrize("which", ["param", "grad", "exp_avg"])
+def test_a_tensor_whose_storage_was_freed_is_refused(which, backend):
+    param = torch.nn.Parameter(torch.randn(4))
+    param.grad = torch.ones(4)
+    optimizer = FusedPadam([param], backend=backend)
+    optimizer.step()
+    tensors = {"param": param, "grad": param.grad, **optimizer.state[param]}
+    tensors[which].untyped_storage().resize_(0)
+    with pytest.raises((RuntimeError, TypeError), match="has no memory"):
+        optimizer.step()
