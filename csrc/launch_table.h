@@ -8,7 +8,7 @@
 
 namespace padam {
 
-// Order and names are those of launch_table.py's DTYPES.
+// The order is that of grouping.py's PARAM_DTYPES.
 enum class DType : int { float32, float64, bfloat16, float16 };
 
 // Rows of the address matrix; order and names are those of launch_table.py's SLOTS.

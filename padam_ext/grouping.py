@@ -20,6 +20,7 @@ from padam_ext.gather import Live
 from padam_ext.layout import is_plain, lacks_memory, overlaps_itself, real_view, same_layout
 from padam_ext.state import ParamState, check_state, fit_state
 
+# Also the order of the enum DType in csrc/launch_table.h.
 PARAM_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -52,7 +53,7 @@ class Bucket:
             local = torch.empty_like(param)
             self.staged.append((param.detach(), local))
         local = real_view(local)
-        if _converted(grad, local, self.grad_dtype) is not grad:
+        if grad.is_complex() or not _readable(grad, local, self.grad_dtype):
             self.converted.append(len(self.params))
         self.positions.append(position)
         self.group_indices.append(live.group_indices[position])
@@ -165,9 +166,16 @@ def _grad_dtype(param_dtype: torch.dtype, grad_dtype: torch.dtype) -> torch.dtyp
     return torch.float32 if param_dtype in HALF_DTYPES else param_dtype
 
 
+def _readable(grad: Tensor, local: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a kernel can walk the gradient's memory beside that of `local`."""
+    if not is_plain(grad) or grad.dtype.to_real() != dtype:
+        return False
+    return same_layout(real_view(grad), local)
+
+
 def _converted(grad: Tensor, local: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient as a kernel can read it beside `local`: itself or a view, else a copy."""
     real = real_view(grad)
-    if is_plain(grad) and real.dtype == dtype and same_layout(real, local):
+    if _readable(grad, local, dtype):
         return real
     return torch.empty_like(local, dtype=dtype).copy_(real)

@@ -9,16 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from padam_ext.gather import Live
-from padam_ext.grouping import Bucket
+from padam_ext.grouping import PARAM_DTYPES, Bucket
 from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
 
-# Order as in the enums Slot and DType.
+# Order as in the enum Slot.
 SLOTS = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class LaunchTable:
@@ -34,8 +32,8 @@ class LaunchTable:
 
     def __init__(self, bucket: Bucket) -> None:
         """Takes addresses of everything but gradients. The bucket keeps the tensors alive."""
-        self.param_dtype = DTYPES.index(bucket.param_dtype)
-        self.grad_dtype = DTYPES.index(bucket.grad_dtype)
+        self.param_dtype = PARAM_DTYPES.index(bucket.param_dtype)
+        self.grad_dtype = PARAM_DTYPES.index(bucket.grad_dtype)
         self.numels = array("q", [param.numel() for param in bucket.params])
         self.addresses = array("q")
         no_grads = [None] * len(bucket.params)

@@ -70,6 +70,19 @@ def test_a_load_shares_nothing_with_the_file_and_reaches_the_kernel(backend):
         assert state["step"] == 2, key
 
 
+def test_a_load_reaches_the_kernel_though_nobody_has_read_the_state(backend):
+    """Reading `optimizer.state` has later steps compare the states; a load must not need that."""
+    model, other = make_model(), make_model()
+    source = FusedPadam(model.parameters(), backend=backend)
+    optimizer = FusedPadam(other.parameters(), backend=backend)
+    train(model, source, 3)
+    train(other, optimizer, 2, start=9)
+    other.load_state_dict(model.state_dict())
+    optimizer.load_state_dict(source.state_dict())
+    expected = train(model, source, 1, start=5)
+    assert equal(train(other, optimizer, 1, start=5), expected)
+
+
 @pytest.mark.parametrize("theirs", ["Adam", "AdamW"])
 def test_files_of_torch_optim(theirs, backend):
     model, mine = make_model(), make_model()

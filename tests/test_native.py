@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from padam_ext import FusedPadam, native
+from padam_ext.grouping import PARAM_DTYPES as DTYPES
 from padam_ext.hyperparameters import Hyperparameters
-from padam_ext.launch_table import DTYPES, SLOTS, hyperparameter_row
+from padam_ext.launch_table import SLOTS, hyperparameter_row
 
 OPTIONS = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
 
