@@ -37,7 +37,7 @@ def cxx_compiler() -> str | None:
 
 def native_extensions() -> list[Extension]:
     """The native module, or nothing for a pure-Python install."""
-    choice = os.environ.get("PADAM_EXT_BUILD", "auto")
+    choice = os.environ.get("PADAM_EXT_BUILD") or "auto"
     if choice not in ("auto", "cpu", "cuda", "none"):
         raise SystemExit(f"PADAM_EXT_BUILD must be auto, cpu, cuda or none, got {choice!r}")
     if choice == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,6 +14,12 @@ from padam_ext.backends import BACKENDS
 
 def main() -> None:
     """Prints versions, devices and backends."""
+    parser = argparse.ArgumentParser(
+        prog="python -m padam_ext",
+        description="Tells what is installed, which backends can run here and why others cannot.",
+    )
+    parser.add_argument("--version", action="version", version=f"padam_ext {__version__}")
+    parser.parse_args()
     print(f"padam_ext  {__version__}")
     print(f"torch      {torch.__version__}")
     print(f"triton     {_version_of('triton')}")

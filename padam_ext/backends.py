@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -53,6 +56,7 @@ BACKENDS = (
 NAMES = ("auto", *(backend.name for backend in BACKENDS))
 
 _warned: set[str] = set()
+_INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
 def available_backends() -> tuple[str, ...]:
@@ -64,13 +68,20 @@ def available_backends() -> tuple[str, ...]:
 
 
 def check_name(name: object) -> None:
-    """Refuses a name that is no backend's.
+    """Refuses a name that is no backend's, or that of one that cannot run on this machine.
 
     Raises:
         ValueError: with the name and those there are.
+        RuntimeError: says why it cannot run, and what to do.
     """
-    if name not in NAMES:
+    if not isinstance(name, str) or name not in NAMES:
         raise ValueError(f"backend must be one of {NAMES}, got {name!r}")
+    for backend in BACKENDS:
+        if name == backend.name and backend.unavailable_reason is not None:
+            raise RuntimeError(
+                f"backend={name!r} cannot run here: {backend.unavailable_reason}. "
+                'backend="auto" takes the best that can.'
+            )
 
 
 def choose(name: str, device: torch.device) -> Backend:
@@ -104,5 +115,16 @@ def _warn_once(device: torch.device, reasons: Sequence[str]) -> None:
     warnings.warn(
         f"FusedPadam steps tensors on {device.type} with plain PyTorch operations, which is "
         f'slower ({"; ".join(reasons)}). backend="eager" silences this.',
-        stacklevel=2,
+        stacklevel=_level_of_the_caller(),
     )
+
+
+def _level_of_the_caller() -> int:
+    """The stacklevel, for the function that asks, of the first code outside this package and torch.
+
+    torch wraps a step in functions of its own, as many as it has use for.
+    """
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -6,6 +6,8 @@ Importing this never fails: where the native module is missing, `unavailable_rea
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 
@@ -13,12 +15,29 @@ def _load() -> tuple[Any, str | None]:
     try:
         return importlib.import_module("padam_ext._native"), None
     except ModuleNotFoundError:
+        if (elsewhere := _installed_elsewhere()) is not None:
+            return None, (
+                "you are in the source tree, which has no native module, while the installed "
+                f"{elsewhere} has one; run from another folder, or install with pip install -e ."
+            )
         return None, (
             "the native module was not built; install a C++ compiler, then reinstall padam_ext "
             "with PADAM_EXT_BUILD=cpu"
         )
     except ImportError as error:
         return None, f"the native module does not load ({error}); reinstall padam_ext"
+
+
+def _installed_elsewhere() -> Path | None:
+    """The installed package whose place a source tree has taken, if it has a native module."""
+    here = Path(__file__).resolve().parent
+    if not (here.parent / "setup.py").exists():
+        return None
+    for distribution in distributions(name="padam_ext"):
+        package = Path(str(distribution.locate_file("padam_ext"))).resolve()
+        if package != here and any(package.glob("_native*")):
+            return package
+    return None
 
 
 module, unavailable_reason = _load()

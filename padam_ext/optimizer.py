@@ -65,6 +65,7 @@ class FusedPadam(Optimizer):
     Raises:
         ValueError: an option outside its range, duplicate or non-leaf or expanded parameters.
         TypeError: an option of the wrong type. Messages name the option and show the value.
+        RuntimeError: a backend asked for by name that cannot run on this machine.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -135,6 +136,11 @@ class FusedPadam(Optimizer):
             TypeError: see the class.
         """
         if isinstance(param_group, dict) and isinstance(param_group["params"], Iterable):
+            if param_group.get("backend", self.backend) != self.backend:
+                raise ValueError(
+                    f"a param group has backend={param_group['backend']!r}, but backend is for the "
+                    f"whole optimizer, here {self.backend!r}: pass it to FusedPadam itself"
+                )
             if not isinstance(param_group["params"], Tensor | set):
                 param_group["params"] = list(param_group["params"])
                 _check_unique(param_group["params"])

@@ -1,25 +1,40 @@
 """Which backend runs, and what is said when the best one cannot."""
 
+import copy
 import dataclasses
+import inspect
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
+import padam_ext
 from padam_ext import FusedPadam, available_backends, backends
 
+ROOT = Path(__file__).parents[1]
 
-def run_python(code, **environment):
+
+def start_python(code, cwd=None, **environment):
     return subprocess.run(
         [sys.executable, "-W", "error", *code],
+        cwd=cwd,
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        check=True,
-    ).stdout
+        check=False,
+    )
+
+
+def run_python(code, cwd=None, **environment):
+    result = start_python(code, cwd, **environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def one_step(backend="auto", device="cpu"):
@@ -55,13 +70,32 @@ def test_auto_falls_back_with_one_warning_that_says_why(without_native):
         one_step()
 
 
-def test_a_backend_asked_for_by_name_does_not_fall_back(without_native):
+def test_the_warning_shows_the_line_that_made_the_step(without_native):
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedPadam([param])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)  # wraps the step once more
+    param.grad = torch.ones(3)
+    with pytest.warns(UserWarning, match="plain PyTorch") as caught:
+        optimizer.step()
+    line = inspect.currentframe().f_lineno - 1
+    scheduler.step()
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
+
+
+def test_a_backend_asked_for_by_name_must_be_able_to_run_here(without_native):
+    param = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(RuntimeError, match=r"backend='cpu' cannot run here: .*not built"):
+        FusedPadam([param], backend="cpu")
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_an_optimizer_from_elsewhere_is_loaded_but_does_not_fall_back(how, request):
     param = torch.nn.Parameter(torch.ones(3))
     optimizer = FusedPadam([param], backend="cpu")
+    request.getfixturevalue("without_native")
+    param, optimizer = how((param, optimizer))
     param.grad = torch.ones(3)
-    with pytest.raises(
-        RuntimeError, match=r"backend='cpu' cannot step tensors on cpu: .*not built"
-    ):
+    with pytest.raises(RuntimeError, match=r"backend='cpu' cannot step .* on cpu: .*not built"):
         optimizer.step()
     assert param.tolist() == [1, 1, 1]
     assert not optimizer.state
@@ -99,6 +133,45 @@ def test_the_report_without_the_native_module():
     output = run_python(["-c", code])
     assert "cpu      not available: the native module" in output
     assert "reinstall padam_ext" in output
+
+
+def test_the_arguments_of_the_report():
+    assert run_python(["-m", "padam_ext", "--version"]) == f"padam_ext {padam_ext.__version__}\n"
+    assert "which backends can run here" in run_python(["-m", "padam_ext", "--help"])
+    result = start_python(["-m", "padam_ext", "--bogus"])
+    assert result.returncode == 2
+    assert "unrecognized arguments: --bogus" in result.stderr
+
+
+def test_the_report_without_torch():
+    # -S leaves out site-packages
+    result = start_python(["-S", "-m", "padam_ext"], PYTHONPATH=str(ROOT))
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert "padam_ext needs PyTorch 2.9 or later: pip install torch" in line
+
+
+@pytest.mark.parametrize("installed_module", [True, False], ids=["native", "pure Python"])
+def test_a_source_tree_in_place_of_the_installed_package(installed_module, tmp_path):
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    for folder in (tree, site):
+        (folder / "padam_ext").mkdir(parents=True)
+    (tree / "setup.py").touch()
+    (tree / "padam_ext" / "__init__.py").touch()  # needs no torch
+    shutil.copy(ROOT / "padam_ext" / "native.py", tree / "padam_ext")
+    for folder in (tree / "padam_ext.egg-info", site / "padam_ext-0.1.0.dist-info"):
+        folder.mkdir()
+        for name in ("METADATA", "PKG-INFO"):
+            (folder / name).write_text("Metadata-Version: 2.1\nName: padam_ext\nVersion: 0.1.0\n")
+    if installed_module:
+        (site / "padam_ext" / "_native.so").touch()
+    output = run_python(
+        ["-S", "-c", "from padam_ext import native; print(native.unavailable_reason)"],
+        cwd=tree,
+        PYTHONPATH=str(site),
+    )
+    assert ("you are in the source tree" in output) == installed_module
+    assert ("was not built" in output) != installed_module
 
 
 def test_importing_needs_nothing_but_torch():

@@ -41,9 +41,13 @@ def test_refusals_say_what_to_do(environment, message):
     ("environment", "line"),
     [
         ({"PADAM_EXT_BUILD": "none"}, "padam_ext: pure-Python install, as PADAM_EXT_BUILD=none"),
+        (
+            {"PADAM_EXT_BUILD": "", "CXX": "no-such-compiler"},
+            "padam_ext: pure-Python install: no C++ compiler was found",
+        ),
         ({"CXX": "no-such-compiler"}, "padam_ext: pure-Python install: no C++ compiler was found"),
     ],
-    ids=["asked for", "no compiler"],
+    ids=["asked for", "empty means auto", "no compiler"],
 )
 def test_a_pure_python_install_is_told_in_one_line(environment, line):
     result = run_setup("--version", **environment)
