@@ -54,7 +54,8 @@ test-sanitize: $(READY)
 	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest --expect-package-in=$(SANITIZED) -k "not eager" \
-		tests/test_native.py tests/test_layouts.py tests/test_edges.py tests/test_plan.py
+		tests/test_native.py tests/test_layouts.py tests/test_edges.py tests/test_ranges.py \
+		tests/test_plan.py
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info padam_ext/_native*.so

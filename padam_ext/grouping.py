@@ -14,10 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from padam_ext.gather import Live
-from padam_ext.layout import is_plain, lacks_memory, overlaps_itself, real_view, same_layout
+from padam_ext.layout import (
+    is_plain,
+    is_strided,
+    is_wrapper,
+    lacks_memory,
+    overlaps_itself,
+    real_view,
+    same_layout,
+)
 from padam_ext.state import ParamState, check_state, fit_state
 
 # Also the order of the enum DType in csrc/launch_table.h.
@@ -83,7 +90,7 @@ def make_buckets(param_groups: ParamGroups, state: OptimizerState, live: Live) -
     """Sorts the live parameters into buckets and gives each a state that fits it.
 
     Raises:
-        RuntimeError: a sparse gradient, or one on another device or of another shape.
+        RuntimeError: a sparse gradient, or one that does not go with its parameter.
         TypeError: a dtype or tensor subclass that no backend can take.
         ValueError: a parameter whose elements share memory, or a state of another shape.
             All of these before any state has been made or changed.
@@ -125,8 +132,8 @@ class _Name:
 
 def check_param(param: Tensor, name: object) -> None:
     """Refuses a parameter whose elements share memory: its update would be a race."""
-    if is_lazy(param) or is_traceable_wrapper_subclass(param) or param.layout != torch.strided:
-        return
+    if is_lazy(param) or is_wrapper(param) or not is_strided(param):
+        return  # a step refuses those
     if overlaps_itself(param):
         raise ValueError(
             f"{name} of shape {tuple(param.shape)} and strides {param.stride()} is expanded: some "
@@ -135,27 +142,35 @@ def check_param(param: Tensor, name: object) -> None:
 
 
 def _check_live(param: Tensor, grad: Tensor, name: object) -> None:
-    if is_traceable_wrapper_subclass(param) or is_traceable_wrapper_subclass(grad):
-        raise TypeError(
-            f"{name} is a {type(param).__name__}, a tensor subclass without memory of its own, "
-            "which FusedPadam cannot step. Pass plain tensors."
-        )
-    if grad.layout != torch.strided or param.layout != torch.strided:
-        raise RuntimeError(
-            f"{name} has a gradient of layout {grad.layout}. FusedPadam takes dense gradients "
-            "only: create the embedding with sparse=False, or use torch.optim.SparseAdam for it."
-        )
     for tensor, what in ((param, ""), (grad, "the gradient of ")):
+        if is_wrapper(tensor):
+            raise TypeError(
+                f"{what}{name} is a {type(tensor).__name__}, a tensor subclass without memory of "
+                "its own, which FusedPadam cannot step. Pass plain tensors."
+            )
+        if not is_strided(tensor):
+            kind = "is nested" if tensor.is_nested else f"has layout {tensor.layout}"
+            advice = "convert it to a dense one"
+            if what and "sparse" in str(tensor.layout):
+                advice = (
+                    "create the embedding with sparse=False, or use torch.optim.SparseAdam for it"
+                )
+            raise RuntimeError(
+                f"{what}{name} {kind}. FusedPadam takes dense parameters and gradients only: "
+                f"{advice}."
+            )
         if lacks_memory(tensor):
             raise RuntimeError(f"{what}{name} has no memory: its storage was freed or never made")
     if param.dtype.to_real() not in PARAM_DTYPES:
-        supported = ", ".join(str(dtype) for dtype in PARAM_DTYPES)
+        complex_dtypes = dict.fromkeys(dtype.to_complex() for dtype in PARAM_DTYPES)
+        supported = ", ".join(map(str, (*PARAM_DTYPES, *complex_dtypes)))
         raise TypeError(f"{name} has dtype {param.dtype}; supported are {supported}")
-    if grad.shape != param.shape or grad.device != param.device:
+    mine, its = ((t.shape, t.device, t.is_complex()) for t in (param, grad))
+    if mine != its:
         raise RuntimeError(
-            f"{name} has shape {tuple(param.shape)} on {param.device}, but its gradient has shape "
-            f"{tuple(grad.shape)} on {grad.device}. Compute the gradients again after moving or "
-            "resizing parameters."
+            f"{name} has shape {tuple(param.shape)} and dtype {param.dtype} on {param.device}, but "
+            f"its gradient has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}. "
+            "Compute the gradients again after moving, resizing or converting parameters."
         )
 
 

@@ -71,7 +71,7 @@ def _checked(
     decoupled_weight_decay: Any,
     maximize: Any,
 ) -> Hyperparameters:
-    if bias_correction not in BIAS_CORRECTIONS:
+    if not isinstance(bias_correction, str) or bias_correction not in BIAS_CORRECTIONS:
         raise ValueError(
             f"bias_correction must be one of {BIAS_CORRECTIONS}, got {bias_correction!r}"
         )
@@ -111,22 +111,41 @@ def bias_correction_factors(
     return 1.0 / first, root_of_second
 
 
+def as_float(value: Any) -> float:
+    """A real number as a float, infinite where it is beyond a float's range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def shown(value: Any) -> str:
+    """A real number for an error message."""
+    try:
+        return repr(value)
+    except ValueError:  # Python prints no int of more than 4300 digits
+        return f"about 2**{int(value).bit_length() - 1}"
+
+
 def _scalar(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"a tensor lr must have 1 element, got shape {tuple(value.shape)}")
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.numel() != 1:
+        raise ValueError(f"a tensor lr must have 1 element, got shape {tuple(value.shape)}")
+    try:
         return value.item()
-    return value
+    except RuntimeError as error:
+        raise TypeError(f"a tensor lr must have a value that can be read, got {value!r}") from error
 
 
 def _number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
-    number = float(value)
+    number = as_float(value)
     upper, bracket = (below, ")") if most is None else (most, "]")
     # Written so that NaN fails it.
     if not (0.0 <= number < upper or number == most):
-        raise ValueError(f"{name} must be in [0, {upper:g}{bracket}, got {value!r}")
+        raise ValueError(f"{name} must be in [0, {upper:g}{bracket}, got {shown(value)}")
     return number
 
 

@@ -16,6 +16,18 @@ def real_view(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor is of a subclass that has no memory itself, only tensors that it wraps."""
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return False
+    return tensor.untyped_storage().device.type == "meta" or tensor.data_ptr() == 0
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """Whether strides tell where a tensor's elements are: not so in sparse and nested tensors."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
 def same_layout(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of the same shape put their elements in the same order and gaps."""
     if one.stride() == other.stride() or one.numel() == 0:

@@ -7,10 +7,14 @@ FusedPadam documents. Arithmetic is in the dtype of the states: float32 for half
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
+
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 
 
 def padam_step(
@@ -33,16 +37,17 @@ def padam_step(
         step: number of this update, from 1.
         options: the options of the parameter's group.
     """
+    dtype = exp_avg.dtype
     c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
-    x = param.to(exp_avg.dtype)  # `param` itself, unless it is of a half type
-    g = grad.to(exp_avg.dtype)
+    x = param.to(dtype)  # `param` itself, unless it is of a half type
+    g = grad.to(dtype)
     if options.maximize:
         g = -g
     if options.weight_decay != 0:
         if options.decoupled_weight_decay:
-            x.sub_(x, alpha=options.lr * options.weight_decay)
+            x.sub_(x, alpha=_scalar(options.lr * options.weight_decay, dtype))
         else:
-            g = g.add(x, alpha=options.weight_decay)
+            g = g.add(x, alpha=_scalar(options.weight_decay, dtype))
 
     exp_avg.mul_(options.beta1).add_(g, alpha=1 - options.beta1)
     exp_avg_sq.mul_(options.beta2).addcmul_(g, g, value=1 - options.beta2)
@@ -51,11 +56,11 @@ def padam_step(
         torch.maximum(max_exp_avg_sq, exp_avg_sq, out=max_exp_avg_sq)  # propagates NaN
         second_moment = max_exp_avg_sq
 
-    d = second_moment.sqrt().div_(r).add_(options.eps)
+    d = second_moment.sqrt().div_(r).add_(_scalar(options.eps, dtype))
     ratio = exp_avg / d.pow(2 * options.partial)
-    if options.eps == 0:
+    if _denominator_may_be_zero(options, dtype):
         ratio.masked_fill_((exp_avg == 0) & (d == 0), 0.0)  # 0/0: the coordinate stays
-    x.add_(ratio, alpha=-options.lr * c)
+    x.add_(ratio, alpha=_scalar(-options.lr * c, dtype))
     if x is not param:
         param.copy_(x)
 
@@ -84,9 +89,9 @@ def padam_step_foreach(
         gs = torch._foreach_neg(gs)
     if options.weight_decay != 0:
         if options.decoupled_weight_decay:
-            torch._foreach_sub_(xs, xs, alpha=options.lr * options.weight_decay)
+            torch._foreach_sub_(xs, xs, alpha=_scalar(options.lr * options.weight_decay, dtype))
         else:
-            gs = torch._foreach_add(gs, xs, alpha=options.weight_decay)
+            gs = torch._foreach_add(gs, xs, alpha=_scalar(options.weight_decay, dtype))
 
     torch._foreach_mul_(exp_avgs, options.beta1)
     torch._foreach_add_(exp_avgs, gs, alpha=1 - options.beta1)
@@ -99,13 +104,23 @@ def padam_step_foreach(
 
     ds = torch._foreach_sqrt(second_moments)
     torch._foreach_div_(ds, [r for _, r in factors])
-    torch._foreach_add_(ds, options.eps)
+    torch._foreach_add_(ds, _scalar(options.eps, dtype))
     ratios = torch._foreach_div(exp_avgs, torch._foreach_pow(ds, 2 * options.partial))
-    if options.eps == 0:
+    if _denominator_may_be_zero(options, dtype):
         for ratio, exp_avg, d in zip(ratios, exp_avgs, ds, strict=True):
             ratio.masked_fill_((exp_avg == 0) & (d == 0), 0.0)
-    torch._foreach_mul_(ratios, [-options.lr * c for c, _ in factors])
+    torch._foreach_mul_(ratios, [_scalar(-options.lr * c, dtype) for c, _ in factors])
     torch._foreach_add_(xs, ratios)
     for param, x in zip(params, xs, strict=True):
         if x is not param:
             param.copy_(x)
+
+
+def _scalar(value: float, dtype: torch.dtype) -> float:
+    """A number as torch takes it beside tensors of a dtype: infinite rather than out of range."""
+    return value if abs(value) <= _LARGEST[dtype] else math.copysign(math.inf, value)
+
+
+def _denominator_may_be_zero(options: Hyperparameters, dtype: torch.dtype) -> bool:
+    # A smaller eps may round to zero, or, where denormals are flushed, count as zero.
+    return options.eps < torch.finfo(dtype).smallest_normal

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from padam_ext.layout import is_plain, lacks_memory, same_layout
+from padam_ext.hyperparameters import as_float, shown
+from padam_ext.layout import is_plain, is_strided, is_wrapper, lacks_memory, same_layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -26,12 +27,14 @@ _MOMENT_DTYPES = {
 
 
 def check_state(state: ParamState, param: Tensor, name: object) -> None:
-    """Refuses a state that belongs to another parameter.
+    """Refuses a state that belongs to another parameter, or that no optimizer can have made.
 
     Raises:
-        ValueError: a moment of another shape, or one without the other.
+        ValueError: a moment of another shape, or one without the other; a step that counts nothing.
         TypeError: a moment that is not a dense tensor, or a step that is not a number.
     """
+    if not isinstance(state, dict):
+        raise TypeError(f"the state of {name} must be a dict, got {state!r}")
     present = [key for key in MOMENTS if key in state]
     if present and not {"exp_avg", "exp_avg_sq"} <= set(present):
         raise ValueError(
@@ -41,10 +44,10 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
     for key in present:
         if not isinstance(state[key], Tensor):
             raise TypeError(f"state {key!r} of {name} must be a tensor, got {state[key]!r}")
-        if state[key].layout != torch.strided or state[key].is_meta != param.is_meta:
+        if not _is_dense(state[key]) or state[key].is_meta != param.is_meta:
             raise TypeError(
-                f"state {key!r} of {name} must be a dense tensor with data, got one of layout "
-                f"{state[key].layout} on {state[key].device}"
+                f"state {key!r} of {name} must be a dense tensor with data, got "
+                f"{_describe(state[key])}"
             )
         if lacks_memory(state[key]):
             raise TypeError(f"state {key!r} of {name} has no memory: its storage was freed")
@@ -53,15 +56,32 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
                 f"state {key!r} of {name} has shape {tuple(state[key].shape)}, but the parameter "
                 f"has shape {tuple(param.shape)}"
             )
-    step = state.get("step", 0)
+    _check_step(state.get("step", 0), name)
+
+
+def _check_step(step: Any, name: object) -> None:
     if isinstance(step, Tensor):
-        if step.numel() != 1 or step.layout != torch.strided or step.is_meta:
-            raise ValueError(
-                f"state 'step' of {name} must be one number, got a tensor of shape "
-                f"{tuple(step.shape)} and layout {step.layout} on {step.device}"
-            )
-    elif not isinstance(step, Real):
+        if not _is_dense(step) or step.numel() != 1 or step.is_meta or lacks_memory(step):
+            raise ValueError(f"state 'step' of {name} must be one number, got {_describe(step)}")
+        step = step.item()
+    if not isinstance(step, Real):
         raise TypeError(f"state 'step' of {name} must be a number, got {step!r}")
+    number = as_float(step)
+    if not (0 <= number < 2**63 and number.is_integer()):
+        raise ValueError(
+            f"state 'step' of {name} must be a whole number in [0, 2**63), got {shown(step)}"
+        )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return is_strided(tensor) and not is_wrapper(tensor)
+
+
+def _describe(tensor: Tensor) -> str:
+    return (
+        f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} and layout {tensor.layout} on "
+        f"{tensor.device}"
+    )
 
 
 def fit_state(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:

@@ -69,4 +69,5 @@ def ids(values):
 
 
 each_case = pytest.mark.parametrize("case", CASES, ids=ids(CASES))
+each_partial = pytest.mark.parametrize("partial", PARTIALS, ids=ids(PARTIALS))
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=ids(DTYPES))

@@ -1,37 +1,15 @@
-"""The edges of the specification: zeros, infinities, NaN, gradients that come and go, lists."""
+"""The edges of the specification: infinities, NaN, gradients that come and go, lists."""
 
 import pytest
 import torch
 
-from cases import PARTIALS, each_dtype, ids
+from cases import each_dtype, each_partial
 from checking import assert_same, step_and_check
 from padam_ext import FusedPadam
-
-each_partial = pytest.mark.parametrize("partial", PARTIALS, ids=ids(PARTIALS))
 
 
 def parameter(values, dtype=torch.float32):
     return torch.nn.Parameter(torch.as_tensor(values, dtype=dtype))
-
-
-@each_partial
-@each_dtype
-def test_a_coordinate_without_any_gradient_stays_when_eps_is_zero(partial, dtype, backend):
-    param = parameter([1.0, -2.0, 0.0, 3.0], dtype)
-    optimizer = FusedPadam([param], partial=partial, eps=0.0, backend=backend)
-    for _ in range(3):
-        param.grad = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=dtype)
-        step_and_check(optimizer)
-    assert param[:3].tolist() == [1.0, -2.0, 0.0]
-    assert param[3] < 3
-
-
-def test_a_second_moment_that_underflows_follows_ieee_when_eps_is_zero(backend):
-    param = parameter([1.0, 1.0])
-    optimizer = FusedPadam([param], eps=0.0, partial=0.2, backend=backend)
-    param.grad = torch.tensor([1e-30, -1e-30])  # its square is 0 in float32
-    optimizer.step()
-    assert param.tolist() == [-torch.inf, torch.inf]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -75,39 +53,6 @@ def test_without_weight_decay_an_infinite_parameter_makes_no_nan(decoupled, back
     optimizer.step()
     assert param[0] == torch.inf
     assert optimizer.state[param]["exp_avg"].isfinite().all()
-
-
-@each_partial
-def test_the_step_is_exact_over_the_whole_range_of_the_second_moment(partial, backend):
-    """From the smallest denormal to the largest float, and densely around 1."""
-    exponents = torch.arange(-149, 128, dtype=torch.float64)
-    h = torch.cat(
-        [
-            2.0**exponents,
-            1.37 * 2.0**exponents,
-            torch.tensor([torch.finfo(torch.float32).max], dtype=torch.float64),
-            1 + torch.linspace(-1e-3, 1e-3, 501, dtype=torch.float64),
-            torch.tensor([1 - 2.0**-24, 1 + 2.0**-23, 0.5, 2.0], dtype=torch.float64),
-        ]
-    ).float()
-    param = parameter(torch.zeros_like(h))
-    optimizer = FusedPadam([param], lr=1.0, eps=0.0, partial=partial, backend=backend)
-    optimizer.state[param] = {
-        "step": torch.tensor(5.0),
-        "exp_avg": h.sqrt(),
-        "exp_avg_sq": h.clone(),
-        "max_exp_avg_sq": h.clone(),
-    }
-    param.grad = torch.zeros_like(param)
-    step_and_check(optimizer)
-
-
-@pytest.mark.parametrize("eps", [2.0**-149, 1e-38, 1e-20])
-def test_a_denominator_that_is_nearly_zero(eps, backend):
-    param = parameter(torch.zeros(3))
-    optimizer = FusedPadam([param], eps=eps, partial=0.2, lr=1e-8, backend=backend)
-    param.grad = torch.tensor([1e-25, 0.0, -1e-25])
-    step_and_check(optimizer)
 
 
 def test_parameters_without_a_gradient_keep_everything_and_get_no_state(backend):
