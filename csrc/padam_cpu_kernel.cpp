@@ -30,16 +30,72 @@ void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
     T unused = T(0);
-    padam_update<root, decay, amsgrad>(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused,
-                                       constants);
+    const T d = update_moments<decay, amsgrad>(param[i], grad[i], m[i], v[i],
+                                               amsgrad ? h[i] : unused, constants);
+    param[i] = update_param<root, decay, false>(param[i], m[i], d, constants);
+  }
+}
+
+// The logarithm and the exponential of the general root make a chain of dependent operations too
+// long for the processor to overlap with the next elements'. So the two halves of the update take
+// turns over blocks that stay in the L1 cache; which also tells the second whether it needs care.
+constexpr std::int64_t kBlock = 256;
+
+template <Decay decay, bool amsgrad>
+bool moments_block(const float* __restrict param, const float* __restrict grad, float* __restrict m,
+                   float* __restrict v, float* __restrict h, float* __restrict d,
+                   std::int64_t numel, const Constants<float>& row_constants) {
+  const Constants<float> constants = row_constants;
+  int num_wild = 0;
+#pragma omp simd reduction(+ : num_wild)
+  for (std::int64_t i = 0; i < numel; ++i) {
+    float unused = 0.0f;
+    d[i] = update_moments<decay, amsgrad>(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused,
+                                          constants);
+    num_wild += d[i] >= kSmallestTame && d[i] <= kLargestTame ? 0 : 1;
+  }
+  return num_wild == 0;
+}
+
+template <Root root, Decay decay, bool all_tame>
+void param_block(float* __restrict param, const float* __restrict m, const float* __restrict d,
+                 std::int64_t numel, const Constants<float>& row_constants) {
+  const Constants<float> constants = row_constants;
+#pragma omp simd
+  for (std::int64_t i = 0; i < numel; ++i) {
+    param[i] = update_param<root, decay, all_tame>(param[i], m[i], d[i], constants);
+  }
+}
+
+template <Root root, Decay decay, bool amsgrad>
+void general_loop(float* param, const float* grad, const Moments<float>& moments,
+                  std::int64_t numel, const Constants<float>& constants) {
+  float d[kBlock];
+  for (std::int64_t at = 0; at < numel; at += kBlock) {
+    const std::int64_t count = std::min(kBlock, numel - at);
+    float* m = moments.exp_avg + at;
+    float* h = amsgrad ? moments.max_exp_avg_sq + at : nullptr;
+    const bool all_tame = moments_block<decay, amsgrad>(
+        param + at, grad + at, m, moments.exp_avg_sq + at, h, d, count, constants);
+    all_tame ? param_block<root, decay, true>(param + at, m, d, count, constants)
+             : param_block<root, decay, false>(param + at, m, d, count, constants);
   }
 }
 
 // From the row's options to the loop compiled for them.
+template <Root root, Decay decay, bool amsgrad, typename T, typename... Arguments>
+void update_root(Arguments... arguments) {
+  if constexpr (root == Root::general && std::is_same_v<T, float>) {
+    general_loop<root, decay, amsgrad>(arguments...);
+  } else {
+    update_loop<root, decay, amsgrad, T>(arguments...);
+  }
+}
+
 template <Root root, Decay decay, typename T, typename... Arguments>
 void update_amsgrad(const Row& row, Arguments... arguments) {
-  row.amsgrad ? update_loop<root, decay, true, T>(arguments...)
-              : update_loop<root, decay, false, T>(arguments...);
+  row.amsgrad ? update_root<root, decay, true, T>(arguments...)
+              : update_root<root, decay, false, T>(arguments...);
 }
 
 template <Root root, typename T, typename... Arguments>

@@ -128,83 +128,88 @@ PADAM_INLINE float float_of(std::int32_t bits) {
   return value;
 }
 
-// Nearest integer of |value| < 2^22, in the default rounding mode, without SSE4's instruction.
-PADAM_INLINE float nearest_integer(float value) { return (value + 12582912.0f) - 12582912.0f; }
+// Where d lies between these, d^(-2p) and all that leads to it stay far from the ends of float32.
+constexpr float kSmallestTame = 0x1p-120f;
+constexpr float kLargestTame = 0x1p120f;
 
-// m * d^exponent for d >= 0, within 4e-7 relative from the smallest denormal d to the largest.
+// m * d^exponent for d >= 0, within 4e-7 relative from the smallest denormal d to the largest. If
+// `all_tame`, every d is tame, which saves the care that others need; the result for a tame d is
+// the same either way, bit for bit.
 //
 // With d = f * 2^e the exponent's product with e is exact, and only the product with log2(f), less
 // than 1 in magnitude, is rounded: forming log2(d) first would lose six bits near the ends.
+template <bool all_tame>
 PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
-  const bool denormal = d < 1.17549435e-38f;
-  const std::int32_t bits = bits_of(denormal ? d * 16777216.0f : d);
+  const bool denormal = !all_tame && d < FLT_MIN;
+  const std::int32_t bits = bits_of(denormal ? d * 0x1p24f : d);
   const std::int32_t e = (bits - 0x3f3504f3) >> 23;  // f lies in [sqrt(1/2), sqrt(2))
   const float z = float_of(bits - e * 0x00800000) - 1.0f;
   const float exponent_of_d = static_cast<float>(denormal ? e - 24 : e);
 
-  float log2_f = -0.145744443f;  // minimax polynomial, 4.9e-8 absolute
-  log2_f = multiply_add(log2_f, z, 0.236890361f);
-  log2_f = multiply_add(log2_f, z, -0.250069052f);
-  log2_f = multiply_add(log2_f, z, 0.286707461f);
-  log2_f = multiply_add(log2_f, z, -0.360087216f);
-  log2_f = multiply_add(log2_f, z, 0.480939448f);
-  log2_f = multiply_add(log2_f, z, -0.721357167f);
-  log2_f = multiply_add(log2_f, z, 1.44269478f);
-  log2_f *= z;
+  // log2(f) / z by a minimax polynomial, log2(f) within 4.9e-8. Here and below pairs of terms are
+  // summed side by side, since a step waits for results far longer than it is busy.
+  const float z2 = z * z;
+  const float log2_01 = multiply_add(-0.721357167f, z, 1.44269478f);
+  const float log2_23 = multiply_add(-0.360087216f, z, 0.480939448f);
+  const float log2_45 = multiply_add(-0.250069052f, z, 0.286707461f);
+  const float log2_67 = multiply_add(-0.145744443f, z, 0.236890361f);
+  const float log2_03 = multiply_add(log2_23, z2, log2_01);
+  const float log2_47 = multiply_add(log2_67, z2, log2_45);
+  const float log2_f_over_z = multiply_add(log2_47, z2 * z2, log2_03);
 
-  const float product = c.exponent_high * exponent_of_d;
-  const float whole = nearest_integer(product);
-  float y = multiply_add(c.exponent_low, exponent_of_d, product - whole);
-  y = multiply_add(c.exponent, log2_f, y);
-  const float carry = nearest_integer(y);
-  y -= carry;
+  // The power is 2^(n + y): adding 1.5 * 2^23 leaves the nearest integer n in the lowest bits.
+  const float exact = c.exponent_high * exponent_of_d;
+  const float rest = multiply_add(c.exponent * z, log2_f_over_z, c.exponent_low * exponent_of_d);
+  const float shifted = (exact + rest) + 0x1.8p23f;
+  const float y = (exact - (shifted - 0x1.8p23f)) + rest;
 
-  float power = 0.00132647273f;  // minimax polynomial for 2^y, 9.2e-8 relative, exact at 0
-  power = multiply_add(power, y, 0.00967151299f);
-  power = multiply_add(power, y, 0.0555073358f);
-  power = multiply_add(power, y, 0.240222424f);
-  power = multiply_add(power, y, 0.693147004f);
-  power = multiply_add(power, y, 1.0f);
+  // 2^y: minimax polynomial, 9.2e-8 relative, exact at 0.
+  const float y2 = y * y;
+  const float power_01 = multiply_add(0.693147004f, y, 1.0f);
+  const float power_23 = multiply_add(0.0555073358f, y, 0.240222424f);
+  const float power_45 = multiply_add(0.00132647273f, y, 0.00967151299f);
+  float power = multiply_add(multiply_add(power_45, y2, power_23), y2, power_01);
 
-  // The scale 2^n goes on in two halves, since 2^n itself may leave the range where the result
-  // does not.
-  const std::int32_t n = static_cast<std::int32_t>(whole + carry);
-  const std::int32_t half = n >> 1;
-  power *= float_of((half + 127) * 0x00800000);
+  const std::int32_t n = bits_of(shifted) - 0x4b400000;
+  if (all_tame) return m * float_of(bits_of(power) + n * 0x00800000);
+  // 2^n may leave the range where the result does not: what is beyond goes on last.
+  const std::int32_t near = n > 124 ? 124 : (n < -124 ? -124 : n);
   const float special = d == 0.0f ? HUGE_VALF : (d == HUGE_VALF ? 0.0f : d);
-  power = (d > 0.0f && d < HUGE_VALF) ? power : special;
-  return (m * float_of((n - half + 127) * 0x00800000)) * power;
+  power = (d > 0.0f && d < HUGE_VALF) ? float_of(bits_of(power) + near * 0x00800000) : special;
+  return (m * power) * float_of((n - near + 127) * 0x00800000);
 }
 
+template <bool all_tame>
 PADAM_INLINE double times_power(double m, double d, const Constants<double>& c) {
   return m * pow(d, c.exponent);
 }
 
-// d^(-1/4) for normal d > 0, within 2e-7 relative, for the default p = 1/8. Square roots and
+// d^(-1/4) for normal d > 0, within 2.5e-7 relative, for the default p = 1/8. Square roots and
 // divisions share one slow unit, and there would be two and one of them.
 PADAM_INLINE float inverse_fourth_root(float d) {
   // A quarter of the exponent, negated, and linearly so of the significand: within 3.2 %.
-  float y = float_of(0x4f586000 - (bits_of(d) >> 2));
-  // d y^4 = 1 - t, so d^(-1/4) = y (1 - t)^(-1/4): four terms of the series, then two.
-  float square = y * y;
-  float t = multiply_add(-(d * square), square, 1.0f);
-  const float series = multiply_add(multiply_add(15.0f / 128.0f, t, 5.0f / 32.0f), t, 0.25f);
-  y = multiply_add(y * t, series, y);
-  square = y * y;
-  t = multiply_add(-(d * square), square, 1.0f);
-  y = multiply_add(y * t, 0.25f, y);
-  return d == HUGE_VALF ? 0.0f : y;
+  const float y = float_of(0x4f581000 - (bits_of(d) >> 2));
+  // d y^4 = 1 - t, so d^(-1/4) = y (1 - t)^(-1/4): a minimax polynomial in t.
+  const float square = y * y;
+  const float t = multiply_add(-(d * square), square, 1.0f);
+  float series = 0.0971523151f;
+  series = multiply_add(series, t, 0.118730821f);
+  series = multiply_add(series, t, 0.156238213f);
+  series = multiply_add(series, t, 0.249994248f);
+  const float root = multiply_add(y * t, series, y);
+  return d == HUGE_VALF ? 0.0f : root;
 }
 
 PADAM_INLINE double inverse_fourth_root(double d) { return 1.0 / square_root(square_root(d)); }
 
-// m / d^(2p).
-template <Root root, typename T>
+// m / d^(2p); see times_power for `all_tame`.
+template <Root root, bool all_tame, typename T>
 PADAM_INLINE T adapted_step(T m, T d, const Constants<T>& c) {
   if (root == Root::none) return m;
   if (root == Root::general) {
+    const T step = times_power<all_tame>(m, d, c);
     // Where m and d are both zero the paper's formula is 0/0: the coordinate stays.
-    return (m == T(0) && d == T(0)) ? T(0) : times_power(m, d, c);
+    return (!all_tame && m == T(0) && d == T(0)) ? T(0) : step;
   }
   if (root == Root::eighth) return m * inverse_fourth_root(d);
   T power = d;
@@ -213,23 +218,28 @@ PADAM_INLINE T adapted_step(T m, T d, const Constants<T>& c) {
   return m / power;
 }
 
-// Updates one element of everything in place. `h` is not touched without amsgrad.
-template <Root root, Decay decay, bool amsgrad, typename T>
-PADAM_INLINE void padam_update(T& x, T g, T& m, T& v, T& h, const Constants<T>& c) {
+// First half of the update of one element: moves the moments and returns d, the denominator before
+// the power. `h` is not touched without amsgrad.
+template <Decay decay, bool amsgrad, typename T>
+PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c) {
   if (decay == Decay::coupled) g = multiply_add(c.decay, x, g);
-
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
   const T scaled_g = rounded_once(c.one_minus_beta2, g, c.one_minus_beta2_rest * g);
   v = rounded_once(scaled_g, g, c.beta2 * v);
   T second_moment = v;
   if (amsgrad) {
-    h = (h >= v || h != h) ? h : v;  // a NaN in either stays, as in torch.maximum
+    const T larger = v > h ? v : h;
+    h = v == v ? larger : v;  // a NaN in either stays, as in torch.maximum
     second_moment = h;
   }
+  return multiply_add(square_root(second_moment), c.inverse_correction, c.eps);
+}
 
-  const T d = multiply_add(square_root(second_moment), c.inverse_correction, c.eps);
+// Second half: moves the parameter.
+template <Root root, Decay decay, bool all_tame, typename T>
+PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c) {
   const T kept = decay == Decay::decoupled ? multiply_add(-c.decay, x, x) : x;
-  x = multiply_add(-c.step_size, adapted_step<root>(m, d, c), kept);
+  return multiply_add(-c.step_size, adapted_step<root, all_tame>(m, d, c), kept);
 }
 
 }  // namespace PADAM_SIMD_LEVEL or device
