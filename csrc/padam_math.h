@@ -181,7 +181,7 @@ PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
 
 template <bool all_tame>
 PADAM_INLINE double times_power(double m, double d, const Constants<double>& c) {
-  return m * pow(d, c.exponent);
+  return m / pow(d, -c.exponent);  // the reciprocal of a denormal d may be beyond the range
 }
 
 // d^(-1/4) for normal d > 0, within 2.5e-7 relative, for the default p = 1/8. Square roots and

@@ -109,3 +109,35 @@ def test_a_denominator_that_is_nearly_zero(eps, backend):
     optimizer = FusedPadam([param], eps=eps, partial=0.2, lr=1e-8, backend=backend)
     param.grad = torch.tensor([1e-25, 0.0, -1e-25])
     step_and_check(optimizer)
+
+
+def test_the_reciprocal_of_a_denormal_denominator_is_not_needed(backend):
+    """0 / 5e-324 is 0, although 1 / 5e-324 is infinite."""
+    param = parameter([1.0, 2.0], torch.float64)
+    optimizer = FusedPadam([param], eps=5e-324, partial=0.5, backend=backend)
+    param.grad = torch.zeros_like(param)
+    step_and_check(optimizer)
+    assert param.tolist() == [1.0, 2.0]
+
+
+@each_partial
+@pytest.mark.parametrize("extreme", [0.0, 1e-45, 1e-38, 3e38, INF, NAN])
+def test_an_extreme_second_moment_changes_nothing_about_its_neighbours(extreme, partial, backend):
+    """Kernels may take a shorter way where all of a block is tame: with the same result."""
+    stepped = []
+    for moment in (1.0, extreme):
+        generator = torch.Generator().manual_seed(0)
+        param = parameter(torch.randn(600, generator=generator).tolist())
+        optimizer = FusedPadam([param], partial=partial, eps=0.0, backend=backend)
+        moments = torch.randn(600, generator=generator).square_()
+        moments[300] = moment
+        optimizer.state[param] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.randn(600, generator=generator),
+            "exp_avg_sq": torch.zeros(600),
+            "max_exp_avg_sq": moments,
+        }
+        param.grad = torch.randn(600, generator=generator) * 1e-3
+        optimizer.step()
+        stepped.append(torch.cat([param.detach()[:300], param.detach()[301:]]))
+    assert torch.equal(*stepped)
