@@ -58,4 +58,5 @@ test-sanitize: $(READY)
 		tests/test_plan.py
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info padam_ext/_native*.so
+	rm -rf $(VENV) build dist out *.egg-info padam_ext/_native*.so \
+		.hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks

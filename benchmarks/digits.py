@@ -116,14 +116,14 @@ def print_table(curves: dict[str, Curve], console: Console) -> None:
     """One row per optimizer."""
     table = Table(title="Handwritten digits, after the last epoch")
     table.add_column("optimizer")
-    for heading in ("train loss", "test accuracy", "ms per optimizer step (median)"):
+    for heading in ("train loss", "test accuracy", "ms per step"):
         table.add_column(heading, justify="right")
     for name, curve in curves.items():
         table.add_row(
             name,
             f"{curve.train_loss[-1]:.4f}",
             f"{100 - curve.test_error[-1]:.2f} %",
-            f"{1000 * median(curve.step_seconds):.3f}",
+            f"{1000 * median(curve.step_seconds):.2f}",
         )
     console.print(table)
 
