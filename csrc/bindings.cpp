@@ -33,23 +33,23 @@ padam::DType dtype_of(int code, const char* name) {
 }
 
 void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::buffer& rows,
-              const py::buffer& hyperparameters, int param_dtype, int grad_dtype, int num_threads,
+              const py::buffer& constants, int param_dtype, int grad_dtype, int num_threads,
               const std::string& simd_level) {
   const py::buffer_info numels_info = numels.request();
   const py::buffer_info addresses_info = addresses.request();
   const py::buffer_info rows_info = rows.request();
-  const py::buffer_info options_info = hyperparameters.request();
+  const py::buffer_info constants_info = constants.request();
   constexpr py::ssize_t kSlots = static_cast<py::ssize_t>(padam::Slot::count);
-  constexpr py::ssize_t kFields = sizeof(padam::Hyperparameters) / sizeof(double);
+  constexpr py::ssize_t kFields = sizeof(padam::Constants<double>) / sizeof(double);
 
   padam::LaunchTable table;
   table.num_tensors = numels_info.size;
   table.numels = items<std::int64_t>(numels_info, "numels", table.num_tensors);
   table.addresses = items<std::int64_t>(addresses_info, "addresses", kSlots * table.num_tensors);
   table.rows = items<std::int64_t>(rows_info, "rows", table.num_tensors);
-  table.num_rows = options_info.size / kFields;
-  table.hyperparameters = reinterpret_cast<const padam::Hyperparameters*>(
-      items<double>(options_info, "hyperparameters", table.num_rows * kFields));
+  table.num_rows = constants_info.size / kFields;
+  table.constants = reinterpret_cast<const padam::Constants<double>*>(
+      items<double>(constants_info, "constants", table.num_rows * kFields));
   table.param_dtype = dtype_of(param_dtype, "param_dtype");
   table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
   const bool half_param =
@@ -92,7 +92,7 @@ py::tuple increment_steps(const py::buffer& addresses) {
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Native kernels of padam_ext, called with addresses; see launch_table.py.";
   module.def("step_cpu", &step_cpu, py::arg("addresses"), py::arg("numels"), py::arg("rows"),
-             py::arg("hyperparameters"), py::arg("param_dtype"), py::arg("grad_dtype"),
+             py::arg("constants"), py::arg("param_dtype"), py::arg("grad_dtype"),
              py::arg("num_threads"), py::arg("simd_level"));
   module.def("increment_steps", &increment_steps, py::arg("addresses"));
   py::class_<padam::Gatherer>(module, "Gatherer")

@@ -14,29 +14,34 @@ enum class DType : int { float32, float64, bfloat16, float16 };
 // Rows of the address matrix; order and names are those of launch_table.py's SLOTS.
 enum class Slot : int { param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, count };
 
-// One row of options: a param group at one step count. Field order is that of launch_table.py's
-// HyperparameterRow. Kept in double so that float64 parameters lose nothing.
-struct Hyperparameters {
-  double lr;
-  double beta1;
-  double beta2;
-  double eps;
-  double weight_decay;
-  double partial;
-  double step_correction;         // c of semantics: multiplies the step
-  double denominator_correction;  // r of semantics: divides the root of the second moment
-  double amsgrad;                 // the last three are 0 or 1
-  double decoupled_weight_decay;
-  double maximize;
+// What the update of an element needs to know, the same for all elements of a param group at one
+// step count. Fields and their meaning are those of constants.py's Constants; the table has them in
+// double, so that float64 parameters lose nothing.
+template <typename T>
+struct Constants {
+  T step_size;
+  T beta1;
+  T one_minus_beta1;
+  T beta2;
+  T one_minus_beta2_high;
+  T one_minus_beta2_low;
+  T eps;
+  T coupled_decay;
+  T decoupled_decay;
+  T inverse_correction;
+  T exponent;
+  T exponent_high;
+  T exponent_low;
+  T amsgrad;
 };
 
 struct LaunchTable {
   std::int64_t num_tensors;
   const std::int64_t* addresses;  // [Slot::count][num_tensors], 0 where a slot is not used
   const std::int64_t* numels;     // [num_tensors], in real numbers: a complex element counts twice
-  const std::int64_t* rows;       // [num_tensors], index into hyperparameters
+  const std::int64_t* rows;       // [num_tensors], index into constants
   std::int64_t num_rows;
-  const Hyperparameters* hyperparameters;  // [num_rows]
+  const Constants<double>* constants;  // [num_rows]
   DType param_dtype;
   DType grad_dtype;
 

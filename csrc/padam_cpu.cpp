@@ -98,9 +98,9 @@ std::vector<Row> make_rows(const LaunchTable& table) {
   std::vector<Row> rows;
   rows.reserve(table.num_rows);
   for (std::int64_t i = 0; i < table.num_rows; ++i) {
-    const Hyperparameters& options = table.hyperparameters[i];
-    rows.push_back({make_constants<float>(options), make_constants<double>(options),
-                    root_of(options), decay_of(options), options.amsgrad != 0.0});
+    const Constants<double>& constants = table.constants[i];
+    rows.push_back({in_single(constants), constants, root_of(constants), decay_of(constants),
+                    constants.amsgrad != 0.0});
   }
   return rows;
 }

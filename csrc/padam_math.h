@@ -21,70 +21,35 @@
 namespace padam {
 
 // How d^(2p) is taken. What square roots can do is cheap; the rest goes through exp2 and log2,
-// which also sees to a d that is zero or denormal.
+// which also sees to a d that is zero or denormal. The order is that of constants.py's ROOTS.
 enum class Root : int { none, half, quarter, eighth, sixteenth, general };
 
-inline Root root_of(const Hyperparameters& options) {
-  if (options.partial == 0.0) return Root::none;
-  if (options.eps < FLT_MIN) return Root::general;
-  if (options.partial == 0.5) return Root::half;
-  if (options.partial == 0.25) return Root::quarter;
-  if (options.partial == 0.125) return Root::eighth;
-  if (options.partial == 0.0625) return Root::sixteenth;
+inline Root root_of(const Constants<double>& constants) {
+  if (constants.exponent == 0.0) return Root::none;
+  if (constants.eps < FLT_MIN) return Root::general;
+  if (constants.exponent == -1.0) return Root::half;
+  if (constants.exponent == -0.5) return Root::quarter;
+  if (constants.exponent == -0.25) return Root::eighth;
+  if (constants.exponent == -0.125) return Root::sixteenth;
   return Root::general;
 }
 
 enum class Decay : int { none, coupled, decoupled };
 
-inline Decay decay_of(const Hyperparameters& options) {
-  if (options.weight_decay == 0.0) return Decay::none;
-  return options.decoupled_weight_decay != 0.0 ? Decay::decoupled : Decay::coupled;
+inline Decay decay_of(const Constants<double>& constants) {
+  if (constants.coupled_decay != 0.0) return Decay::coupled;
+  return constants.decoupled_decay != 0.0 ? Decay::decoupled : Decay::none;
 }
 
-// Hyperparameters in the type of the arithmetic, with everything that is the same for all elements
-// worked out once, in double. To maximize, gradients enter with the other sign: that is folded into
-// the factors of m, and of x in the coupled decay; v does not see it.
-template <typename T>
-struct Constants {
-  T step_size;  // lr * c
-  T beta1;
-  T one_minus_beta1;  // with the sign
-  T beta2;
-  // 1 - beta2 in two pieces: float32 rounds 1 - 0.999 by nearly half a unit, which v, off by at
-  // most two units in all, cannot afford. Both are positive, so that an infinite gradient, times
-  // each, gives an infinite v and not NaN.
-  T one_minus_beta2;
-  T one_minus_beta2_rest;
-  T eps;
-  T decay;               // coupled: weight_decay with the sign; decoupled: lr * weight_decay
-  T inverse_correction;  // 1 / r
-  T exponent;            // -2p, and the same in two pieces: the first has so few bits that its
-  T exponent_high;       // product with a binary exponent is exact
-  T exponent_low;
-};
-
-template <typename T>
-Constants<T> make_constants(const Hyperparameters& options) {
-  const double sign = options.maximize != 0.0 ? -1.0 : 1.0;
-  const double exponent = -2.0 * options.partial;
-  const double exponent_high = std::nearbyint(exponent * 65536.0) / 65536.0;
-  Constants<T> constants;
-  constants.step_size = static_cast<T>(options.lr * options.step_correction);
-  constants.beta1 = static_cast<T>(options.beta1);
-  constants.one_minus_beta1 = static_cast<T>(sign * (1.0 - options.beta1));
-  constants.beta2 = static_cast<T>(options.beta2);
-  const double one_minus_beta2 = 1.0 - options.beta2;
-  constants.one_minus_beta2 = std::nextafter(static_cast<T>(one_minus_beta2), T(0));
-  constants.one_minus_beta2_rest =
-      static_cast<T>(one_minus_beta2 - static_cast<double>(constants.one_minus_beta2));
-  constants.eps = static_cast<T>(options.eps);
-  constants.decay = static_cast<T>(options.weight_decay *
-                                   (decay_of(options) == Decay::decoupled ? options.lr : sign));
-  constants.inverse_correction = static_cast<T>(1.0 / options.denominator_correction);
-  constants.exponent = static_cast<T>(exponent);
-  constants.exponent_high = static_cast<T>(exponent_high);
-  constants.exponent_low = static_cast<T>(exponent - exponent_high);
-  return constants;
+inline Constants<float> in_single(const Constants<double>& constants) {
+  constexpr int kFields = sizeof(Constants<double>) / sizeof(double);
+  double all[kFields];
+  float rounded[kFields];
+  memcpy(all, &constants, sizeof all);
+  for (int i = 0; i < kFields; ++i) rounded[i] = static_cast<float>(all[i]);
+  Constants<float> single;
+  memcpy(&single, rounded, sizeof single);
+  return single;
 }
 
 // The CPU code compiles what follows once per instruction set; a namespace of its own keeps the
@@ -218,14 +183,21 @@ PADAM_INLINE T adapted_step(T m, T d, const Constants<T>& c) {
   return m / power;
 }
 
+PADAM_INLINE float times_one_minus_beta2(float g, const Constants<float>& c) {
+  return rounded_once(c.one_minus_beta2_high, g, c.one_minus_beta2_low * g);
+}
+
+PADAM_INLINE double times_one_minus_beta2(double g, const Constants<double>& c) {
+  return (c.one_minus_beta2_high + c.one_minus_beta2_low) * g;
+}
+
 // First half of the update of one element: moves the moments and returns d, the denominator before
 // the power. `h` is not touched without amsgrad.
 template <Decay decay, bool amsgrad, typename T>
 PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c) {
-  if (decay == Decay::coupled) g = multiply_add(c.decay, x, g);
+  if (decay == Decay::coupled) g = multiply_add(c.coupled_decay, x, g);
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
-  const T scaled_g = rounded_once(c.one_minus_beta2, g, c.one_minus_beta2_rest * g);
-  v = rounded_once(scaled_g, g, c.beta2 * v);
+  v = rounded_once(times_one_minus_beta2(g, c), g, c.beta2 * v);
   T second_moment = v;
   if (amsgrad) {
     const T larger = v > h ? v : h;
@@ -238,7 +210,7 @@ PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c)
 // Second half: moves the parameter.
 template <Root root, Decay decay, bool all_tame, typename T>
 PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c) {
-  const T kept = decay == Decay::decoupled ? multiply_add(-c.decay, x, x) : x;
+  const T kept = decay == Decay::decoupled ? multiply_add(-c.decoupled_decay, x, x) : x;
   return multiply_add(-c.step_size, adapted_step<root, all_tame>(m, d, c), kept);
 }
 

@@ -38,7 +38,7 @@ class CpuStep:
             addresses=table.addresses,
             numels=table.numels,
             rows=table.rows,
-            hyperparameters=table.hyperparameters,
+            constants=table.constants,
             param_dtype=table.param_dtype,
             grad_dtype=table.grad_dtype,
             num_threads=torch.get_num_threads(),

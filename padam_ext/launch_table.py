@@ -1,6 +1,6 @@
 """The launch table: one bucket as plain arrays, for csrc/launch_table.h.
 
-A kernel reads addresses[slot][tensor], numels[tensor], rows[tensor] and hyperparameters[row].
+A kernel reads addresses[slot][tensor], numels[tensor], rows[tensor] and constants[row].
 Groups that differ in any option share one table: a row is a group at one step count.
 """
 
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from padam_ext.constants import make_constants
 from padam_ext.gather import Live
 from padam_ext.grouping import PARAM_DTYPES, Bucket
-from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
+from padam_ext.hyperparameters import Hyperparameters
 
 # Order as in the enum Slot.
 SLOTS = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -26,7 +27,7 @@ class LaunchTable:
         addresses: int64 [slot][tensor] in SLOTS' order, 0 where a tensor does not use a slot.
         numels: int64 [tensor], in real numbers.
         rows: int64 [tensor], index of the tensor's row.
-        hyperparameters: float64 [row][field], see `hyperparameter_row`.
+        constants: float64 [row][field], see constants.py.
         step_addresses: int64 [tensor], of the float32 step counters.
     """
 
@@ -46,7 +47,7 @@ class LaunchTable:
         ):
             self.addresses.extend(0 if t is None else t.data_ptr() for t in slot)
         self.step_addresses = array("q", [step.data_ptr() for step in bucket.steps])
-        self.hyperparameters = array("d")
+        self.constants = array("d")
         self._comes_first = bucket.positions == list(range(len(bucket.positions)))
         self._group_indices = bucket.group_indices
         self._groups = list(dict.fromkeys(bucket.group_indices))
@@ -90,25 +91,7 @@ class LaunchTable:
             occurring = list(dict.fromkeys(each))
             row_of = {key: row for row, key in enumerate(occurring)}
             self.rows = array("q", [row_of[key] for key in each])
-        self.hyperparameters = array("d")
+        self.constants = array("d")
         for group, step in occurring:
-            self.hyperparameters.extend(hyperparameter_row(options[group], step))
+            self.constants.extend(make_constants(options[group], step))
         self._rows_made_from = (list(options), steps)
-
-
-def hyperparameter_row(options: Hyperparameters, step: float) -> tuple[float, ...]:
-    """The fields of csrc/launch_table.h's Hyperparameters, in its order."""
-    c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
-    return (
-        options.lr,
-        options.beta1,
-        options.beta2,
-        options.eps,
-        options.weight_decay,
-        options.partial,
-        c,
-        r,
-        float(options.amsgrad),
-        float(options.decoupled_weight_decay),
-        float(options.maximize),
-    )

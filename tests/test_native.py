@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from padam_ext import FusedPadam, native
+from padam_ext.constants import make_constants
 from padam_ext.grouping import PARAM_DTYPES as DTYPES
 from padam_ext.hyperparameters import Hyperparameters
-from padam_ext.launch_table import SLOTS, hyperparameter_row
+from padam_ext.launch_table import SLOTS
 
 OPTIONS = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
 
@@ -23,7 +24,7 @@ def table(tensors):
         "addresses": array("q", [slots[i].data_ptr() for i in range(5) for slots in tensors]),
         "numels": array("q", [slots[0].numel() for slots in tensors]),
         "rows": array("q", [0] * len(tensors)),
-        "hyperparameters": array("d", hyperparameter_row(OPTIONS, 1.0)),
+        "constants": array("d", make_constants(OPTIONS, 1.0)),
         "param_dtype": 0,
         "grad_dtype": 0,
         "num_threads": 1,
@@ -104,7 +105,7 @@ def test_the_optimizer_uses_as_many_threads_as_torch():
         ({"rows": array("q", [1])}, r"rows: 1 is outside \[0, 1\)"),
         ({"rows": array("q", [-1])}, r"rows: -1 is outside"),
         ({"rows": array("i", [0])}, "rows: expected 1 .* of 4 bytes"),
-        ({"hyperparameters": array("d", [0.1] * 12)}, "hyperparameters: expected 11"),
+        ({"constants": array("d", [0.1] * 15)}, "constants: expected 14"),
         ({"simd_level": "sse9"}, "SIMD level 'sse9' is not available"),
         ({"param_dtype": 4}, "param_dtype: 4 is not a dtype"),
         ({"grad_dtype": 2}, "a gradient of dtype 2 beside a parameter of dtype 0"),
@@ -134,11 +135,11 @@ def test_every_half_number_passes_through_unchanged(dtype, level):
     bits = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
     param = bits.view(dtype).clone()
     zeros = [torch.zeros(param.shape) for _ in range(3)]
-    row = array("d", hyperparameter_row(OPTIONS._replace(lr=0.0), 1.0))
+    row = array("d", make_constants(OPTIONS._replace(lr=0.0), 1.0))
     code = DTYPES.index(dtype)
     grad = torch.zeros_like(param)
     arguments = table([(param, grad, *zeros)]) | {
-        "hyperparameters": row, "param_dtype": code, "grad_dtype": code, "simd_level": level,
+        "constants": row, "param_dtype": code, "grad_dtype": code, "simd_level": level,
     }  # fmt: skip
     native.module.step_cpu(**arguments)
     is_nan = bits.view(dtype).isnan()
@@ -165,7 +166,7 @@ def test_results_are_rounded_to_half_as_torch_does(dtype, level):
     zeros = [torch.zeros(grad.shape) for _ in range(3)]
     options = OPTIONS._replace(lr=1.0, beta1=0.0, partial=0.0)
     arguments = table([(param, grad, *zeros)]) | {
-        "hyperparameters": array("d", hyperparameter_row(options, 1.0)),
+        "constants": array("d", make_constants(options, 1.0)),
         "param_dtype": DTYPES.index(dtype), "simd_level": level,
     }  # fmt: skip
     native.module.step_cpu(**arguments)
@@ -211,7 +212,7 @@ def test_more_than_two_to_the_31_elements():
     arguments = table([tensors(1)]) | {
         "addresses": array("q", starts),
         "numels": array("q", [numel]),
-        "hyperparameters": array("d", hyperparameter_row(options, 1.0)),
+        "constants": array("d", make_constants(options, 1.0)),
     }
     native.module.step_cpu(**arguments)
     assert (x[:extra] == -(repeats + 1)).all()
@@ -219,6 +220,6 @@ def test_more_than_two_to_the_31_elements():
     # Threads: shares begin at large offsets. What repeats is stepped by several at once, so here
     # a step does the same each time: lr = 0 and b1 = 0 set m to the gradient.
     g.copy_(torch.arange(chunk_numel))
-    row = hyperparameter_row(options._replace(lr=0.0), 1.0)
-    native.module.step_cpu(**arguments | {"hyperparameters": array("d", row), "num_threads": 2})
+    row = make_constants(options._replace(lr=0.0), 1.0)
+    native.module.step_cpu(**arguments | {"constants": array("d", row), "num_threads": 2})
     assert torch.equal(m, g)
