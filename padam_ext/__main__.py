@@ -33,10 +33,14 @@ def main() -> None:
         print(f"native     built by {native.module.compiler}, {openmp}")
     print("\nbackends")
     for backend in BACKENDS:
-        takes = "any device" if backend.device_types is None else ", ".join(backend.device_types)
+        takes = (
+            "any device"
+            if backend.device_types is None
+            else ", ".join(sorted(backend.device_types))
+        )
         status = f"available, takes tensors on {takes}"
-        if backend.unavailable_reason is not None:
-            status = f"not available: {backend.unavailable_reason}"
+        if (reason := backend.unavailable_reason()) is not None:
+            status = f"not available: {reason}"
         print(f"  {backend.name:<8} {status}")
 
 

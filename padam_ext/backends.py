@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from padam_ext import native
+from padam_ext import native, triton_step
 from padam_ext.cpu import CpuStep
 from padam_ext.eager import EagerStep
 from padam_ext.gather import Live
@@ -29,29 +29,44 @@ class Backend:
     Attributes:
         name: what `FusedPadam(backend=...)` and `available_backends()` call it.
         make_step: builds the step of a bucket.
-        device_types: types of devices whose tensors it takes; None for all.
-        unavailable_reason: why it cannot run here, and what to do; None if it can.
+        device_types: types of devices whose tensors "auto" gives it; None for all.
+        unavailable_reason: tells why it cannot run on this machine, and what to do; None if it can.
+        broken_reason: tells why it fails on a device that it should take; None if it works.
+        takes_when_asked: types of devices whose tensors it takes when it is asked for by name, if
+            not those that "auto" gives it.
     """
 
     name: str
     make_step: Callable[[Bucket], BucketStep]
     device_types: frozenset[str] | None
-    unavailable_reason: str | None
+    unavailable_reason: Callable[[], str | None] = lambda: None
+    broken_reason: Callable[[torch.device], str | None] = lambda device: None
+    takes_when_asked: Callable[[], frozenset[str]] | None = None
 
-    def reason_against(self, device: torch.device) -> str | None:
+    def reason_against(self, device: torch.device, *, asked: bool) -> str | None:
         """Why this backend cannot take tensors of a device; None if it can."""
-        if self.unavailable_reason is not None:
-            return self.unavailable_reason
-        if self.device_types is not None and device.type not in self.device_types:
-            takes = ", ".join(sorted(self.device_types))
-            return f"it takes tensors on {takes} only"
-        return None
+        if (reason := self.unavailable_reason()) is not None:
+            return reason
+        types = self.device_types
+        if asked and self.takes_when_asked is not None:
+            types = self.takes_when_asked()
+        if types is not None and device.type not in types:
+            return f"it takes tensors on {', '.join(sorted(types))} only"
+        return self.broken_reason(device)
 
 
 # In the order in which "auto" tries them. Eager takes everything.
 BACKENDS = (
-    Backend("cpu", CpuStep, frozenset({"cpu"}), native.unavailable_reason),
-    Backend("eager", EagerStep, None, None),
+    Backend(
+        "triton",
+        triton_step.TritonStep,
+        triton_step.DEVICE_TYPES,
+        triton_step.unavailable_reason,
+        triton_step.broken_reason,
+        triton_step.takes_when_asked,
+    ),
+    Backend("cpu", CpuStep, frozenset({"cpu"}), lambda: native.unavailable_reason),
+    Backend("eager", EagerStep, None),
 )
 NAMES = ("auto", *(backend.name for backend in BACKENDS))
 
@@ -64,7 +79,7 @@ def available_backends() -> tuple[str, ...]:
 
     `python -m padam_ext` prints the reason for each that cannot.
     """
-    return tuple(backend.name for backend in BACKENDS if backend.unavailable_reason is None)
+    return tuple(backend.name for backend in BACKENDS if backend.unavailable_reason() is None)
 
 
 def check_name(name: object) -> None:
@@ -77,9 +92,9 @@ def check_name(name: object) -> None:
     if not isinstance(name, str) or name not in NAMES:
         raise ValueError(f"backend must be one of {NAMES}, got {name!r}")
     for backend in BACKENDS:
-        if name == backend.name and backend.unavailable_reason is not None:
+        if name == backend.name and (reason := backend.unavailable_reason()) is not None:
             raise RuntimeError(
-                f"backend={name!r} cannot run here: {backend.unavailable_reason}. "
+                f"backend={name!r} cannot run here: {reason}. "
                 'backend="auto" takes the best that can.'
             )
 
@@ -96,9 +111,9 @@ def choose(name: str, device: torch.device) -> Backend:
     for backend in BACKENDS:
         if name not in ("auto", backend.name):
             continue
-        reason = backend.reason_against(device)
+        reason = backend.reason_against(device, asked=name == backend.name)
         if reason is None:
-            if reasons:
+            if backend.name == "eager" and name == "auto":
                 _warn_once(device, reasons)
             return backend
         reasons.append(f"{backend.name}: {reason}")

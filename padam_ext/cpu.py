@@ -25,14 +25,7 @@ class CpuStep:
     def __call__(self, live: Live, options: Sequence[Hyperparameters]) -> None:
         """Steps every tensor of the bucket with this step's gradients and options."""
         bucket, table = self._bucket, self._table
-        copies = table.set_grads(bucket, live)  # held until the kernel has run
-        smallest, largest = native.module.increment_steps(table.step_addresses)
-        if all(group.bias_correction == "none" for group in options):
-            table.set_rows(options, 0.0)  # the count plays no part: rows stay as they are
-        elif smallest == largest:
-            table.set_rows(options, smallest)
-        else:
-            table.set_rows(options, [step.item() for step in bucket.steps])
+        copies = table.update(bucket, live, options)  # held until the kernel has run
         bucket.load_staged()
         native.module.step_cpu(
             addresses=table.addresses,

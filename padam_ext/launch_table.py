@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
+import torch
 from torch import Tensor
 
-from padam_ext.constants import make_constants
+from padam_ext import native
+from padam_ext.constants import ROOTS, make_constants
 from padam_ext.gather import Live
 from padam_ext.grouping import PARAM_DTYPES, Bucket
 from padam_ext.hyperparameters import Hyperparameters
@@ -28,7 +31,7 @@ class LaunchTable:
         numels: int64 [tensor], in real numbers.
         rows: int64 [tensor], index of the tensor's row.
         constants: float64 [row][field], see constants.py.
-        step_addresses: int64 [tensor], of the float32 step counters.
+        root: the one of constants.py's ROOTS that all rows share, else the general one.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -46,8 +49,9 @@ class LaunchTable:
             bucket.max_exp_avg_sqs,
         ):
             self.addresses.extend(0 if t is None else t.data_ptr() for t in slot)
-        self.step_addresses = array("q", [step.data_ptr() for step in bucket.steps])
+        self._step_addresses = array("q", [step.data_ptr() for step in bucket.steps])
         self.constants = array("d")
+        self.root = ROOTS.index("general")
         self._comes_first = bucket.positions == list(range(len(bucket.positions)))
         self._group_indices = bucket.group_indices
         self._groups = list(dict.fromkeys(bucket.group_indices))
@@ -55,13 +59,31 @@ class LaunchTable:
         self.rows = self._rows_by_group
         self._rows_made_from: object = None
 
-    def set_grads(self, bucket: Bucket, live: Live) -> list[Tensor]:
-        """Takes the addresses of this step's gradients.
+    def update(
+        self, bucket: Bucket, live: Live, options: Sequence[Hyperparameters]
+    ) -> list[Tensor]:
+        """Counts one step and takes over its gradients and options.
+
+        Args:
+            bucket: the one that the table was made for.
+            live: this step's gradients.
+            options: one for each param group of the optimizer.
 
         Returns:
             Copies of gradients that the kernel could not have read. Like the gradients in `live`
             they must be kept until it has run.
         """
+        copies = self._set_grads(bucket, live)
+        smallest, largest = self._count_step(bucket)
+        if all(group.bias_correction == "none" for group in options):
+            self._set_rows(options, 0.0)  # the count plays no part: rows stay as they are
+        elif smallest == largest:
+            self._set_rows(options, smallest)
+        else:
+            self._set_rows(options, [step.item() for step in bucket.steps])
+        return copies
+
+    def _set_grads(self, bucket: Bucket, live: Live) -> list[Tensor]:
         count = len(self.numels)
         if live.grad_addresses is not None and self._comes_first:
             addresses = array("q", live.grad_addresses)[:count]
@@ -74,13 +96,17 @@ class LaunchTable:
         self.addresses[count : 2 * count] = addresses
         return copies
 
-    def set_rows(self, options: Sequence[Hyperparameters], steps: Sequence[float] | float) -> None:
-        """Makes one row for every group and step count that occurs.
+    def _count_step(self, bucket: Bucket) -> tuple[float, float]:
+        """Adds 1 to every counter; the smallest and the largest new value."""
+        if native.module is not None:
+            smallest, largest = native.module.increment_steps(self._step_addresses)
+            return smallest, largest
+        torch._foreach_add_(bucket.steps, 1)
+        counts = torch.stack(bucket.steps)
+        return counts.min().item(), counts.max().item()
 
-        Args:
-            options: one for each param group of the optimizer.
-            steps: number of this update, one for each tensor or one for all.
-        """
+    def _set_rows(self, options: Sequence[Hyperparameters], steps: Sequence[float] | float) -> None:
+        """Makes one row for every group and step count, of each tensor or of all, that occurs."""
         if self._rows_made_from == (options, steps):
             return
         if isinstance(steps, float):
@@ -91,7 +117,8 @@ class LaunchTable:
             occurring = list(dict.fromkeys(each))
             row_of = {key: row for row, key in enumerate(occurring)}
             self.rows = array("q", [row_of[key] for key in each])
-        self.constants = array("d")
-        for group, step in occurring:
-            self.constants.extend(make_constants(options[group], step))
+        constants = [make_constants(options[group], step) for group, step in occurring]
+        self.constants = array("d", chain.from_iterable(constants))
+        roots = {row.root for row in constants}
+        self.root = roots.pop() if len(roots) == 1 else ROOTS.index("general")
         self._rows_made_from = (list(options), steps)

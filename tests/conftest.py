@@ -1,30 +1,35 @@
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import padam_ext
 from padam_ext import native
-from padam_ext.backends import BACKENDS
 
 # Every way to compute a step. A backend that cannot run here is listed all the same: its tests
-# fail, they are not skipped.
+# fail, they are not skipped. Triton's interpreter and compiler do not mix in one process, so
+# `make test-interpret` makes one of its own, for the triton backend only.
 LEVELS = native.module.available_simd_levels() if native.module else ["missing"]
-VARIANTS = [
-    variant
-    for backend in BACKENDS
-    for variant in (
-        [f"cpu-{level}" for level in LEVELS] if backend.name == "cpu" else [backend.name]
-    )
+VARIANTS = [*(f"cpu-{level}" for level in LEVELS), "eager"] + [
+    pytest.param(name, marks=pytest.mark.gpu) for name in ("triton@cuda", "eager@cuda")
 ]
+if os.environ.get("TRITON_INTERPRET") == "1":
+    VARIANTS = ["triton"]
 
 
 @pytest.fixture(params=VARIANTS)
 def backend(request, monkeypatch):
-    """The name of each backend in turn; the CPU's once for each SIMD level."""
-    name, _, level = request.param.partition("-")
+    """The name of each backend in turn; the CPU's once for each SIMD level.
+
+    Beside @ stands the device on which the test then makes its tensors.
+    """
+    name, _, device = request.param.partition("@")
+    name, _, level = name.partition("-")
     if level:
         monkeypatch.setattr(native, "simd_level", lambda: level)
-    return name
+    with torch.device(device or "cpu"):
+        yield name
 
 
 def pytest_addoption(parser):

@@ -1,0 +1,1 @@
+"""The Triton kernels, installed as padam_ext.kernels; they need triton and torch only."""

@@ -1,0 +1,132 @@
+"""One element's Padam update (Chen et al., IJCAI 2020, Algorithm 1), for blocks of elements.
+
+As in csrc/padam_math.h every operation is spelled out, fused multiply-adds included, and kernels
+are compiled without contraction: a result does not depend on where in a block an element lies.
+Arithmetic is in the dtype of the moments, float32 or float64.
+"""
+
+import triton
+import triton.language as tl
+
+# How d^(2p) is taken: values of ROOT, in the order of constants.py's ROOTS. What square roots can
+# do is cheap; the rest goes through exp2 and log2, which also sees to a d of zero or a denormal.
+HALF: tl.constexpr = tl.constexpr(1)
+QUARTER: tl.constexpr = tl.constexpr(2)
+EIGHTH: tl.constexpr = tl.constexpr(3)
+SIXTEENTH: tl.constexpr = tl.constexpr(4)
+
+
+@triton.jit
+def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
+    """Makes one step.
+
+    Args:
+        x: parameter.
+        g: gradient.
+        m: first moment.
+        v: second moment.
+        h: running maximum of v; -inf without amsgrad.
+        constants: a tuple of scalars, constants.py's Constants but for amsgrad.
+        ROOT: how d^(2p) is taken.
+
+    Returns:
+        The new x, m, v and h.
+    """
+    (
+        step_size,
+        beta1,
+        one_minus_beta1,
+        beta2,
+        one_minus_beta2_high,
+        one_minus_beta2_low,
+        eps,
+        coupled_decay,
+        decoupled_decay,
+        inverse_correction,
+        exponent,
+        exponent_high,
+        exponent_low,
+    ) = constants
+    # Selections, since 0 * x is not 0 for every x.
+    g = tl.where(coupled_decay != 0, tl.fma(coupled_decay, x, g), g)
+    m = tl.fma(beta1, m, one_minus_beta1 * g)
+    scaled_g = tl.fma(one_minus_beta2_high, g, one_minus_beta2_low * g)
+    v = tl.fma(scaled_g, g, beta2 * v)
+    h = tl.maximum(h, v, propagate_nan=tl.PropagateNan.ALL)
+    d = tl.fma(square_root(h), inverse_correction, eps)
+
+    if ROOT == HALF:
+        step = divide(m, d)
+    elif ROOT == QUARTER:
+        step = divide(m, square_root(d))
+    elif ROOT == EIGHTH:
+        step = divide(m, square_root(square_root(d)))
+    elif ROOT == SIXTEENTH:
+        step = divide(m, square_root(square_root(square_root(d))))
+    else:
+        step = times_power(m, d, exponent, exponent_high, exponent_low)
+    x = tl.where(decoupled_decay != 0, tl.fma(-decoupled_decay, x, x), x)
+    return tl.fma(-step_size, step, x), m, v, h
+
+
+@triton.jit
+def square_root(value):
+    """Correctly rounded; tl.sqrt is so for float64 only."""
+    if value.dtype == tl.float64:
+        root = tl.sqrt(value)
+    else:
+        root = tl.sqrt_rn(value)
+    return root
+
+
+@triton.jit
+def divide(one, other):
+    """Correctly rounded; the operator is so for float64 only."""
+    if one.dtype == tl.float64:
+        quotient = one / other
+    else:
+        quotient = tl.div_rn(one, other)
+    return quotient
+
+
+@triton.jit
+def times_power(m, d, exponent, exponent_high, exponent_low):
+    """M * d^exponent for d >= 0 and -1 <= exponent <= 0; 0 where m and d are both 0.
+
+    With d = f * 2^e and f in [sqrt(1/2), sqrt(2)) the product of `exponent_high` and e is exact,
+    and only the product with log2(f), less than 1 in magnitude, is rounded: forming log2(d) first
+    would lose six bits of float32 near the ends.
+    """
+    if d.dtype == tl.float64:
+        BITS: tl.constexpr = tl.int64
+        FRACTION: tl.constexpr = 52
+        BIAS: tl.constexpr = 1023
+        ROOT_OF_A_HALF: tl.constexpr = 0x3FE6A09E667F3BCD
+        SMALLEST_NORMAL: tl.constexpr = 2.0**-1022
+    else:
+        BITS: tl.constexpr = tl.int32
+        FRACTION: tl.constexpr = 23
+        BIAS: tl.constexpr = 127
+        ROOT_OF_A_HALF: tl.constexpr = 0x3F3504F3
+        SMALLEST_NORMAL: tl.constexpr = 2.0**-126
+    SHIFT: tl.constexpr = FRACTION + 1  # makes every denormal normal
+
+    denormal = d < SMALLEST_NORMAL
+    bits = tl.where(denormal, d * 2.0**SHIFT, d).to(BITS, bitcast=True)
+    e = (bits - ROOT_OF_A_HALF) >> FRACTION
+    f = (bits - (e << FRACTION)).to(d.dtype, bitcast=True)
+    e = tl.where(denormal, e - SHIFT, e).to(d.dtype)
+
+    exact = exponent_high * e
+    rest = tl.fma(exponent, tl.log2(f), exponent_low * e)
+    n = tl.floor(exact + rest + 0.5)
+    power = tl.exp2((exact - n) + rest)
+    # 2^n may leave the range where the result does not: what is beyond goes on last.
+    near = tl.minimum(tl.maximum(n, 3.0 - BIAS), BIAS - 3.0)
+    power *= ((near.to(BITS) + BIAS) << FRACTION).to(d.dtype, bitcast=True)
+    beyond = (((n - near).to(BITS) + BIAS) << FRACTION).to(d.dtype, bitcast=True)
+
+    special = tl.where(d == 0, float("inf"), tl.where(d == float("inf"), 0.0, d))
+    power = tl.where((d > 0) & (d < float("inf")), power, special)
+    step = (m * tl.where(exponent == 0, 1.0, power)) * tl.where(exponent == 0, 1.0, beyond)
+    return tl.where((m == 0) & (d == 0), 0.0, step)

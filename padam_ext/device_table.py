@@ -1,0 +1,157 @@
+"""A launch table in a device's memory, kept up to date by one asynchronous copy of what changed.
+
+All sections lie in one buffer, those that change from step to step first and side by side. A copy
+starts from pinned memory that torch's host allocator hands out, and does not hand out again before
+the copy has been made; it waits for nothing and nothing waits for it but the kernel behind it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from padam_ext.constants import Constants
+from padam_ext.launch_table import SLOTS, LaunchTable
+
+# Programs for each multiprocessor: enough to even out, few enough to look the table up seldom.
+_PROGRAMS_PER_PROCESSOR = 16
+_MOST_BLOCKS_PER_CHUNK = 32
+
+
+class DeviceTable:
+    """The sections that kernels take, as tensors on the device.
+
+    Attributes:
+        addresses: int64 [slot * tensor], see launch_table.py.
+        numels: int64 [tensor].
+        rows: int64 [tensor].
+        constants: dtype of the moments [row * field].
+        chunk_tensors: int64 [chunk], index of the chunk's tensor.
+        chunk_first_blocks: int64 [chunk], index of the chunk's first block in its tensor.
+        num_chunks: programs of a launch.
+        blocks_per_chunk: blocks in each chunk, but for a tensor's last.
+    """
+
+    def __init__(
+        self,
+        table: LaunchTable,
+        device: torch.device,
+        moment_dtype: torch.dtype,
+        block: int,
+        processors: int,
+    ) -> None:
+        """Cuts tensors into chunks and copies everything that stays as it is.
+
+        Args:
+            table: the table on the host.
+            device: where to.
+            moment_dtype: dtype of moments and constants, float32 or float64.
+            block: elements that a program steps at a time.
+            processors: multiprocessors of the device.
+        """
+        numels = torch.tensor(list(table.numels), dtype=torch.int64)
+        blocks = (numels + block - 1) // block
+        wanted = int(blocks.sum()) // (_PROGRAMS_PER_PROCESSOR * processors)
+        self.blocks_per_chunk = min(max(wanted, 1), _MOST_BLOCKS_PER_CHUNK)
+        chunks = (blocks + self.blocks_per_chunk - 1) // self.blocks_per_chunk
+        self.num_chunks = int(chunks.sum())
+        starts = torch.repeat_interleave(chunks.cumsum(0) - chunks, chunks)
+        first_blocks = (torch.arange(self.num_chunks) - starts) * self.blocks_per_chunk
+
+        count = len(numels)
+        lengths = {
+            # A row for each tensor, should all be at different step counts.
+            "constants": count * len(Constants._fields) * moment_dtype.itemsize // 8,
+            "rows": count,
+            "addresses": len(SLOTS) * count,
+            "numels": count,
+            "chunk_tensors": self.num_chunks,
+            "chunk_first_blocks": self.num_chunks,
+        }
+        spans = dict(zip(lengths, _spans(lengths.values()), strict=True))
+        words = max(end for _, end in spans.values())
+        self._host = torch.zeros(words, dtype=torch.int64)
+        self._device = torch.empty(words, dtype=torch.int64, device=device)
+        self._stream = _current_stream(device)
+        self._spans = spans
+
+        self._section("numels").copy_(numels)
+        self._section("chunk_tensors").copy_(torch.repeat_interleave(torch.arange(count), chunks))
+        self._section("chunk_first_blocks").copy_(first_blocks)
+        self._known: dict[str, bytes] = {}
+        self._changed = (0, words)
+
+        def on_device(name: str) -> Tensor:
+            return self._device[slice(*spans[name])]
+
+        self.addresses = on_device("addresses")
+        self.numels = on_device("numels")
+        self.rows = on_device("rows")
+        self.constants = on_device("constants").view(moment_dtype)
+        self.chunk_tensors = on_device("chunk_tensors")
+        self.chunk_first_blocks = on_device("chunk_first_blocks")
+
+    def update(self, table: LaunchTable) -> None:
+        """Brings the device's copy up to date, in the order of the current stream."""
+        self._follow_stream()
+        self._set("constants", table.constants, self.constants.dtype)
+        self._set("rows", table.rows, torch.int64)
+        self._set("addresses", table.addresses, torch.int64)
+        begin, end = self._changed
+        if begin == end:
+            return
+        changed = self._host[begin:end]
+        if self._device.device.type != "cpu":
+            changed = changed.pin_memory()
+        self._device[begin:end].copy_(changed, non_blocking=True)
+        self._changed = (0, 0)
+
+    def _section(self, name: str) -> Tensor:
+        return self._host[slice(*self._spans[name])]
+
+    def _set(self, name: str, values: array[int] | array[float], dtype: torch.dtype) -> None:
+        new = values.tobytes()
+        if new == self._known.get(name):
+            return
+        self._known[name] = new
+        source = torch.frombuffer(bytearray(new), dtype=_DTYPES[values.typecode]).to(dtype)
+        section = self._section(name).view(dtype)[: len(source)]
+        differs = (section != source).nonzero()
+        if len(differs) == 0:
+            return
+        section.copy_(source)
+        start, size = self._spans[name][0], dtype.itemsize
+        begin = start + int(differs[0]) * size // 8
+        end = start + -(-(int(differs[-1]) + 1) * size // 8)
+        if self._changed != (0, 0):
+            begin, end = min(begin, self._changed[0]), max(end, self._changed[1])
+        self._changed = (begin, end)
+
+    def _follow_stream(self) -> None:
+        stream = _current_stream(self._device.device)
+        if stream is not None and self._stream is not None and stream != self._stream:
+            # What was launched there may still read the table that this step is about to change.
+            stream.wait_stream(self._stream)
+            self._device.record_stream(stream)
+            self._stream = stream
+
+
+_DTYPES = {"q": torch.int64, "d": torch.float64}
+
+
+def _spans(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Places for sections in one buffer, each at a multiple of 16 bytes."""
+    begin = 0
+    for length in lengths:
+        yield begin, begin + length
+        begin += length + length % 2
+
+
+def _current_stream(device: torch.device) -> torch.Stream | None:
+    if device.type == "cpu":
+        return None
+    stream: torch.Stream = torch.get_device_module(device).current_stream(device)
+    return stream
