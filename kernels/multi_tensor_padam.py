@@ -9,18 +9,19 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
 from padam_ext.kernels.padam_math import padam_update
 
 # One compiled kernel for each combination of dtypes and root; nothing else is compiled in. Floating
 # point contraction is off, see padam_math.py; loads do not wait for a pipeline of their own.
-_OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
-_NUM_THREADS = 256
+OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
+PROGRAM_THREADS = 256
 _WARP = 64 if torch.version.hip else 32
 
 
 def block_of(moment_dtype: torch.dtype) -> int:
     """Elements that a program steps at a time: 16 bytes of each moment for every thread."""
-    return _NUM_THREADS * 16 // moment_dtype.itemsize
+    return PROGRAM_THREADS * 16 // moment_dtype.itemsize
 
 
 def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: int) -> None:
@@ -49,9 +50,9 @@ def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: 
         MOMENT=triton_dtype(moment_dtype),
         ROOT=root,
         BLOCK=block_of(moment_dtype),
-        NUM_THREADS=_NUM_THREADS,
-        num_warps=_NUM_THREADS // _WARP,
-        **_OPTIONS,
+        NUM_THREADS=PROGRAM_THREADS,
+        num_warps=PROGRAM_THREADS // _WARP,
+        **OPTIONS,
     )
 
 

@@ -118,15 +118,40 @@ def times_power(m, d, exponent, exponent_high, exponent_low):
     e = tl.where(denormal, e - SHIFT, e).to(d.dtype)
 
     exact = exponent_high * e
-    rest = tl.fma(exponent, tl.log2(f), exponent_low * e)
-    n = tl.floor(exact + rest + 0.5)
-    power = tl.exp2((exact - n) + rest)
+    rest = tl.fma(exponent, log2_near_one(f), exponent_low * e)
+    whole = tl.floor(exact + rest + 0.5)
+    power = tl.exp2((exact - whole) + rest)
     # 2^n may leave the range where the result does not: what is beyond goes on last.
-    near = tl.minimum(tl.maximum(n, 3.0 - BIAS), BIAS - 3.0)
-    power *= ((near.to(BITS) + BIAS) << FRACTION).to(d.dtype, bitcast=True)
-    beyond = (((n - near).to(BITS) + BIAS) << FRACTION).to(d.dtype, bitcast=True)
+    n = whole.to(BITS)
+    near = tl.minimum(tl.maximum(n, 3 - BIAS), BIAS - 3)
+    power *= ((near + BIAS) << FRACTION).to(d.dtype, bitcast=True)
+    beyond = ((n - near + BIAS) << FRACTION).to(d.dtype, bitcast=True)
 
-    special = tl.where(d == 0, float("inf"), tl.where(d == float("inf"), 0.0, d))
-    power = tl.where((d > 0) & (d < float("inf")), power, special)
-    step = (m * tl.where(exponent == 0, 1.0, power)) * tl.where(exponent == 0, 1.0, beyond)
-    return tl.where((m == 0) & (d == 0), 0.0, step)
+    # Zero, infinity and NaN. Where m and d are both zero the paper's formula is 0/0: the
+    # coordinate stays.
+    special = tl.where(d == float("inf"), 0.0, d)
+    special = tl.where(d == 0, tl.where(m == 0, 0.0, float("inf")), special)
+    special = tl.where(exponent == 0, 1.0, special)
+    usual = (d > 0) & (d < float("inf"))
+    return (m * tl.where(usual, power, special)) * beyond
+
+
+@triton.jit
+def log2_near_one(f):
+    """log2 of f in [sqrt(1/2), sqrt(2)); in float32 within 5e-8, absolute.
+
+    A float32 library function would begin by taking the exponent off once more.
+    """
+    if f.dtype == tl.float64:
+        result = tl.log2(f)
+    else:
+        z = f - 1.0
+        series = tl.fma(z, -0.145744443, 0.236890361)  # minimax polynomial of log2(f) / z
+        series = tl.fma(series, z, -0.250069052)
+        series = tl.fma(series, z, 0.286707461)
+        series = tl.fma(series, z, -0.360087216)
+        series = tl.fma(series, z, 0.480939448)
+        series = tl.fma(series, z, -0.721357167)
+        series = tl.fma(series, z, 1.44269478)
+        result = series * z
+    return result

@@ -1,0 +1,178 @@
+"""What Triton makes of the fused kernel for each GPU: compiled ahead of time, without one.
+
+Writes a table of registers and instructions per element of every variant and target.
+
+    python -m benchmarks.triton_kernels [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+import triton
+from rich.console import Console
+from rich.progress import track
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from padam_ext.constants import ROOTS
+from padam_ext.kernels import multi_tensor_padam as kernel
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+_HALF_TYPES = (torch.bfloat16, torch.float16)
+# Of parameters, gradients, moments.
+DTYPES = [
+    (torch.float32, torch.float32, torch.float32),
+    (torch.float64, torch.float64, torch.float64),
+    *((half, half, torch.float32) for half in _HALF_TYPES),
+    *((half, torch.float32, torch.float32) for half in _HALF_TYPES),
+]
+# The root "none" is a case of the general one here.
+VARIANTS = [(dtypes, root) for dtypes in DTYPES for root in range(1, len(ROOTS))]
+
+
+@dataclass
+class Compiled:
+    """A variant compiled for a target."""
+
+    assembly: str  # PTX, or AMD's
+    registers: int
+    local_bytes: int  # of a thread's local memory: spills and arrays
+    instructions: float | None  # per element, on the path of whole blocks; None if not counted
+
+
+def compile_variant(dtypes: tuple[torch.dtype, ...], root: int, target: GPUTarget) -> Compiled:
+    """Compiles the kernel as `launch` would, with every pointer at a multiple of 16 bytes."""
+    num_warps = kernel.PROGRAM_THREADS // target.warp_size
+    moment = dtypes[2]
+    constexprs = dict(
+        zip(("PARAM", "GRAD", "MOMENT"), map(kernel.triton_dtype, dtypes), strict=True),
+        ROOT=root, BLOCK=kernel.block_of(moment), NUM_THREADS=kernel.PROGRAM_THREADS,
+    )  # fmt: skip
+    pointers = ["addresses", "numels", "rows", "constants", "chunk_tensors", "chunk_first_blocks"]
+    signature = dict.fromkeys(pointers, "*i64") | {
+        "constants": "*fp64" if moment == torch.float64 else "*fp32",
+        "num_tensors": "i64",
+        "blocks_per_chunk": "i64",
+    }
+    signature |= dict.fromkeys(constexprs, "constexpr")
+    source = ASTSource(
+        kernel.multi_tensor_padam,
+        signature,
+        constexprs,
+        {(index,): [["tt.divisibility", 16]] for index in range(len(pointers))},
+    )
+    options = {"num_warps": num_warps, **kernel.OPTIONS}
+    compiled = triton.compile(source, target=target, options=options)
+    if target.backend == "hip":
+        assembly = compiled.asm["amdgcn"]
+        return Compiled(
+            assembly, _field(assembly, ".vgpr_count"),
+            _field(assembly, ".private_segment_fixed_size"), None,
+        )  # fmt: skip
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = _nvidia_tool("cuobjdump", "-res-usage", cubin.name)
+        machine_code = _nvidia_tool("nvdisasm", "-c", cubin.name)
+    stack, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("STACK", "LOCAL"))
+    return Compiled(
+        compiled.asm["ptx"],
+        int(re.search(r"REG:(\d+)", usage)[1]),
+        stack + local,
+        _instructions(first_loop(machine_code)) / (16 // moment.itemsize),
+    )
+
+
+def _field(assembly: str, name: str) -> int:
+    return int(re.search(rf"{re.escape(name)}:\s+(\d+)", assembly)[1])
+
+
+def _nvidia_tool(name: str, *arguments: str) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([tool, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def first_loop(assembly: str) -> list[str]:
+    """Lines of the first loop, in PTX, NVIDIA's or AMD's machine code: the path of whole blocks."""
+    lines = assembly.splitlines()
+    label_at: dict[str, int] = {}
+    loops = []
+    for at, line in enumerate(lines):
+        if label := re.match(r"\s*([.$]L\w+):", line):
+            label_at[label[1]] = at
+        elif (jump := re.search(r"bra.*([.$]L\w+)", line, re.IGNORECASE)) and jump[1] in label_at:
+            loops.append((label_at[jump[1]], at + 1))
+    return lines[slice(*min(loops))]
+
+
+def _instructions(loop: list[str]) -> int:
+    """Instructions in lines of NVIDIA's machine code.
+
+    Without the calls that square roots and divisions make for unusual numbers, where these stand in
+    short blocks of their own, which are jumped over.
+    """
+    blocks: list[list[str]] = [[]]
+    for line in loop:
+        if line.strip().startswith("/*"):
+            blocks[-1].append(line)
+        if "BRA" in line or line.startswith("."):
+            blocks.append([])
+    return sum(len(b) for b in blocks if len(b) > 8 or "CALL" not in " ".join(b))
+
+
+def describe(dtypes: tuple[torch.dtype, ...]) -> str:
+    """Parameter's dtype, and the gradient's where it is another."""
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes[:2]]
+    return names[0] if names[0] == names[1] else f"{names[0]}, gradient {names[1]}"
+
+
+def main() -> None:
+    """Compiles everything and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = Path(__file__).parent / "results" / "triton_kernels.md"
+    parser.add_argument("--out", type=Path, default=default)
+    options = parser.parse_args()
+    console = Console()
+    lines = [
+        "Registers of a thread / instructions per element, where these can be counted. Compiled by",
+        f"Triton {triton.__version__} without a GPU (`make test-compile`). At 3.0 TB/s and 36",
+        "bytes an element an H100 issues about 400 instructions per element.",
+        "",
+        f"| parameters | p | {' | '.join(TARGETS)} |",
+        f"|---|---|{'---:|' * len(TARGETS)}",
+    ]
+    powers = {"half": "1/2", "quarter": "1/4", "eighth": "1/8", "sixteenth": "1/16"}
+    results = {
+        (variant, name): compile_variant(*VARIANTS[variant], target)
+        for variant, (name, target) in track(
+            list(product(range(len(VARIANTS)), TARGETS.items())), "compiling", console=console
+        )
+    }
+    for variant, (dtypes, root) in enumerate(VARIANTS):
+        cells = []
+        for name in TARGETS:
+            result = results[variant, name]
+            count = "" if result.instructions is None else f" / {result.instructions:.0f}"
+            cells.append(f"{result.registers}{count}")
+        power = powers.get(ROOTS[root], "any")
+        lines.append(f"| {describe(dtypes)} | {power} | {' | '.join(cells)} |")
+    options.out.write_text("\n".join(lines) + "\n")
+    console.print(f"The table is in {options.out}.")
+
+
+if __name__ == "__main__":
+    main()
