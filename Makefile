@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo bench test lint types tests test-build test-sanitize clean
+.PHONY: help demo bench test lint types tests \
+	test-build test-sanitize test-interpret test-compile test-gpu test-gpu-sanitize clean
 
 help:
 	@echo "make demo           train a small CNN on handwritten digits, compare four optimizers"
 	@echo "make test           lint, types and tests"
 	@echo "make test-build     install in fresh environments, with and without torch or a compiler"
 	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
+	@echo "make test-interpret the Triton kernel in Triton's interpreter"
+	@echo "make test-compile   the Triton kernel compiled for GPUs, without one; writes a table"
+	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make bench          time of a step beside torch.optim's, on this CPU"
 	@echo "make clean          remove what these made"
 
@@ -54,8 +58,29 @@ test-sanitize: $(READY)
 	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest --expect-package-in=$(SANITIZED) -k "not eager" \
-		tests/test_native.py tests/test_layouts.py tests/test_edges.py tests/test_ranges.py \
+		tests/test_native.py tests/test_layouts.py tests/test_random_lists.py tests/test_edges.py tests/test_ranges.py \
 		tests/test_plan.py
+
+# The interpreter and the compiler do not mix in one process.
+test-interpret: $(READY)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -n auto -k triton -m "not build and not compile and not gpu"
+
+test-compile: $(READY)
+	$(BIN)/python -m pytest -n auto -m compile
+	$(BIN)/python -m benchmarks.triton_kernels
+
+GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py \
+	checkpoint.py conventions.py)
+
+# Not in the virtual environment: a GPU machine has a torch and a Triton of its own. Nothing here
+# needs more than pytest and numpy.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu $(GPU_TESTS)
+
+# Where NVIDIA's compute-sanitizer is installed.
+test-gpu-sanitize:
+	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu tests/test_gpu.py -k "cpu_kernel"
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info padam_ext/_native*.so \

@@ -178,7 +178,7 @@ def step_block(
     else:
         x_at, g_at, m_at = x + start + offsets, g + start + offsets, m + start + offsets
         v_at, h_at = v + start + offsets, h + start + offsets
-        inside = start + offsets < end
+        inside = offsets < end - start
         with_h = inside & with_h
 
     new_x, new_m, new_v, new_h = padam_update(
