@@ -151,6 +151,17 @@ def test_the_next_step_sees(change, keep_gradient, backend):
         step_and_check(optimizer)
 
 
+def test_a_parameter_that_is_conjugated_between_steps(backend):
+    """Lazily, so that only one bit of the tensor changes: not its address, nor its strides."""
+    param = torch.nn.Parameter(torch.randn(5, dtype=torch.complex64))
+    optimizer = FusedPadam([param], weight_decay=0.1, backend=backend)
+    for step in range(4):
+        assert param.is_conj() == step % 2
+        param.grad = torch.randn(5, dtype=torch.complex64)
+        step_and_check(optimizer)
+        param.data = param.data.conj()
+
+
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_gradients_that_move_or_stay(set_to_none, backend):
     param = torch.nn.Parameter(torch.randn(40, 40))
