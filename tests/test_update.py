@@ -5,6 +5,7 @@ import torch
 from cases import each_case, each_dtype
 from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
+from padam_ext.reference import padam_step
 
 # Sizes below, at and across vector widths and blocks; fewer where interpretation takes its time.
 NUM_STEPS, SIZES = (4, (1, 1031)) if INTERPRETED else (10, (1, 7, 64, 333, 1031))
@@ -13,6 +14,24 @@ NUM_STEPS, SIZES = (4, (1, 1031)) if INTERPRETED else (10, (1, 7, 64, 333, 1031)
 @each_dtype
 @each_case
 def test_agrees_with_the_oracle(case, dtype, backend):
+    run(case, dtype, backend)
+
+
+@each_dtype
+@each_case
+def test_the_readable_form_agrees_with_the_oracle(case, dtype, monkeypatch):
+    """No backend uses padam_step; here it stands in for the form that eager uses."""
+
+    def one_after_the_other(params, grads, exp_avgs, exp_avg_sqs, maxima, steps, options):
+        lists = (params, grads, exp_avgs, exp_avg_sqs, maxima or [None] * len(params), steps)
+        for tensors in zip(*lists, strict=True):
+            padam_step(*tensors, options)
+
+    monkeypatch.setattr("padam_ext.eager.padam_step_foreach", one_after_the_other)
+    run(case, dtype, "eager")
+
+
+def run(case, dtype, backend):
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(size).to(dtype)) for size in SIZES]
     optimizer = FusedPadam(params, **case.options, backend=backend)
