@@ -45,6 +45,19 @@ def test_a_gradient_that_is_not_finite_is_seen_and_stays_in_its_coordinate(
     assert not param[7].isfinite()
 
 
+@pytest.mark.parametrize("where", ["exp_avg_sq", "max_exp_avg_sq"])
+@each_dtype
+def test_nan_in_either_second_moment_stays(where, dtype, backend):
+    param = parameter(torch.ones(41), dtype)
+    optimizer = FusedPadam([param], backend=backend)
+    for step in range(3):
+        param.grad = torch.ones_like(param)
+        step_and_check(optimizer)
+        if step == 0:
+            optimizer.state[param][where][[7, 40]] = torch.nan  # in a vector and in what follows
+    assert optimizer.state[param]["max_exp_avg_sq"].isnan().nonzero().flatten().tolist() == [7, 40]
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_without_weight_decay_an_infinite_parameter_makes_no_nan(decoupled, backend):
     param = parameter([torch.inf, 1.0])
