@@ -43,13 +43,15 @@ class Backend:
     broken_reason: Callable[[torch.device], str | None] = lambda device: None
     takes_when_asked: Callable[[], frozenset[str]] | None = None
 
-    def reason_against(self, device: torch.device, *, asked: bool) -> str | None:
-        """Why this backend cannot take tensors of a device; None if it can."""
+    def is_for(self, device: torch.device) -> bool:
+        """Whether "auto" gives it tensors of a device."""
+        return self.device_types is None or device.type in self.device_types
+
+    def reason_against(self, device: torch.device) -> str | None:
+        """Why this backend, asked for by name, cannot take tensors of a device; None if it can."""
         if (reason := self.unavailable_reason()) is not None:
             return reason
-        types = self.device_types
-        if asked and self.takes_when_asked is not None:
-            types = self.takes_when_asked()
+        types = self.device_types if self.takes_when_asked is None else self.takes_when_asked()
         if types is not None and device.type not in types:
             return f"it takes tensors on {', '.join(sorted(types))} only"
         return self.broken_reason(device)
@@ -109,9 +111,9 @@ def choose(name: str, device: torch.device) -> Backend:
     """
     reasons: list[str] = []
     for backend in BACKENDS:
-        if name not in ("auto", backend.name):
+        if not (backend.is_for(device) if name == "auto" else name == backend.name):
             continue
-        reason = backend.reason_against(device, asked=name == backend.name)
+        reason = backend.reason_against(device)
         if reason is None:
             if backend.name == "eager" and name == "auto":
                 _warn_once(device, reasons)
@@ -129,7 +131,8 @@ def _warn_once(device: torch.device, reasons: Sequence[str]) -> None:
     _warned.add(device.type)
     warnings.warn(
         f"FusedPadam steps tensors on {device.type} with plain PyTorch operations, which is "
-        f'slower ({"; ".join(reasons)}). backend="eager" silences this.',
+        f"slower ({'; '.join(reasons) or 'no kernel takes them'}). "
+        'backend="eager" silences this.',
         stacklevel=_level_of_the_caller(),
     )
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import padam_ext
-from padam_ext import FusedPadam, available_backends, backends
+from padam_ext import FusedPadam, available_backends, backends, triton_step
 
 ROOT = Path(__file__).parents[1]
 
@@ -115,6 +115,54 @@ def test_tensors_on_a_device_that_only_eager_takes(monkeypatch):
         RuntimeError, match=r"'cpu' cannot step .* on meta: cpu: it takes .* cpu only"
     ):
         one_step("cpu", device="meta")
+
+
+@pytest.fixture
+def triton_here(monkeypatch):
+    """Makes triton a backend for tensors on the CPU that fails there as it may on a GPU."""
+    [triton] = (b for b in backends.BACKENDS if b.name == "triton")
+    calls = {
+        "unavailable_reason": lambda: None,
+        "takes_when_asked": lambda: frozenset({"cpu"}),
+        "broken_reason": lambda device: f"Triton fails on {device} with RuntimeError: no compiler",
+    }
+    broken = dataclasses.replace(triton, device_types=frozenset({"cpu"}), **calls)
+    monkeypatch.setattr(backends, "BACKENDS", (broken, *backends.BACKENDS[1:]))
+    monkeypatch.setattr(backends, "_warned", set())
+
+
+def test_auto_goes_on_where_triton_is_installed_but_fails(triton_here):
+    assert one_step().tolist() != [1, 1, 1]
+    with pytest.raises(RuntimeError, match=r"'triton' cannot step .* RuntimeError: no compiler"):
+        one_step("triton")
+
+
+def test_one_warning_names_every_reason(without_native, triton_here):
+    with pytest.warns(UserWarning, match=r"no compiler; cpu: the native module was not built"):
+        one_step()
+
+
+def test_triton_for_tensors_on_the_cpu_says_why_not():
+    with pytest.raises(RuntimeError, match=r"'triton' cannot run here: .*TRITON_INTERPRET=1"):
+        one_step("triton")
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no C compiler\nat all"), None])
+def test_a_small_step_shows_whether_triton_works(failure, monkeypatch):
+    class Fails:
+        def __init__(self, bucket):
+            if failure is not None:
+                raise failure
+
+        def __call__(self, live, options):
+            pass
+
+    monkeypatch.setattr(triton_step, "TritonStep", Fails)
+    reason = triton_step.broken_reason.__wrapped__(torch.device("cpu"))
+    if failure is not None:
+        assert reason == "Triton fails on cpu with RuntimeError: no C compiler"
+    else:
+        assert reason == "Triton computes something else than Padam on cpu"
 
 
 def test_the_report():
