@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 from torch.nn import Parameter
@@ -27,9 +27,11 @@ from padam_ext.hyperparameters import Hyperparameters
 from padam_ext.native import simd_level
 from padam_ext.reference import padam_step
 
+# Many small tensors first, as in a process that has just built its model: the large ones leave the
+# heap in pieces.
 WORKLOADS = {
-    "1 tensor of 16,000,000": [16_000_000],
     "1000 tensors of 1024": [1024] * 1000,
+    "1 tensor of 16,000,000": [16_000_000],
 }
 OPTIONS = {"lr": 1e-3, "weight_decay": 5e-4}
 STEPS_PER_TURN = 8
@@ -106,12 +108,14 @@ def measure(sizes: list[int], rounds: int, console: Console) -> dict[str, float]
         step()
         step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in track(range(rounds), "measuring", console=console, transient=True):
-        for name, step in steps.items():
-            for _ in range(STEPS_PER_TURN):
-                start = time.perf_counter()
-                step()
-                seconds[name].append(time.perf_counter() - start)
+    # Refreshed between rounds only: in the background it would take time from what is measured.
+    with Progress(console=console, transient=True, auto_refresh=False) as progress:
+        for _ in progress.track(range(rounds), description="measuring"):
+            for name, step in steps.items():
+                for _ in range(STEPS_PER_TURN):
+                    start = time.perf_counter()
+                    step()
+                    seconds[name].append(time.perf_counter() - start)
     return {name: median(times) for name, times in seconds.items()}
 
 

@@ -222,10 +222,11 @@ class FusedPadam(Optimizer):
             self.backend, self.param_groups, state, live, compare_states=self._state_was_seen
         ):
             plan = self._plan = Plan(self.backend, self._gatherer, self.param_groups, state, live)
+        # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
+        # Told before they run, while what was just gathered is still in the processor's caches.
+        torch.autograd.graph.increment_version(live.params)
         for step_bucket in plan.bucket_steps:
             step_bucket(live, options)
-        # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
-        torch.autograd.graph.increment_version(live.params)
         return loss
 
 
