@@ -18,13 +18,13 @@ OPTIONS = Hyperparameters(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, True, "none", False, 
 def kernel():
     from padam_ext.kernels import multi_tensor_padam
 
+    triton_step.broken_reason(torch.device("cpu"))  # makes a step of its own, once
     return multi_tensor_padam
 
 
 @pytest.fixture
 def launches(kernel, monkeypatch):
     """Programs of each launch of the kernel."""
-    triton_step.broken_reason(torch.device("cpu"))  # makes a step of its own, once
     grids = []
     original = kernel.multi_tensor_padam
 
@@ -148,3 +148,31 @@ def test_tensors_on_the_cpu_are_for_the_cpu_backend_unless_triton_is_asked_for(l
         param.grad = torch.ones(3)
         optimizer.step()
         assert len(launches) == expected
+
+
+@pytest.mark.parametrize("misaligned", [None, 0, 1, 2, 3, 4])
+def test_unmasked_blocks_are_for_whole_blocks_of_aligned_tensors(
+    misaligned, kernel, monkeypatch, backend
+):
+    """Interpreted, every address works; on a GPU 16-byte accesses elsewhere are an error."""
+    blocks = []
+    original = kernel.step_block
+
+    def recording(*arguments):
+        whole = arguments[-1]
+        blocks.append(getattr(whole, "value", whole))
+        original(*arguments)
+
+    monkeypatch.setattr(kernel, "step_block", recording)
+    size = 2 * 1024 + 5
+    buffers = [torch.zeros(size + 16) for _ in range(5)]
+    views = [b[int(i == misaligned) :][:size] for i, b in enumerate(buffers)]
+    views[0].copy_(torch.randn(size))
+    param = torch.nn.Parameter(views[0])
+    param.grad = views[1].copy_(torch.randn(size))
+    optimizer = FusedPadam([param], backend=backend)
+    keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    optimizer.state[param] = dict(zip(keys, views[2:], strict=True)) | {"step": torch.tensor(0.0)}
+    step_and_check(optimizer)
+    # The tail takes one element for each of 256 threads.
+    assert blocks == ([True, True, False] if misaligned is None else [False] * 9)
