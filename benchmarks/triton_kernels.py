@@ -65,8 +65,8 @@ def compile_variant(dtypes: tuple[torch.dtype, ...], root: int, target: GPUTarge
     pointers = ["addresses", "numels", "rows", "constants", "chunk_tensors", "chunk_first_blocks"]
     signature = dict.fromkeys(pointers, "*i64") | {
         "constants": "*fp64" if moment == torch.float64 else "*fp32",
-        "num_tensors": "i64",
-        "blocks_per_chunk": "i64",
+        "num_tensors": "i32",
+        "blocks_per_chunk": "i32",
     }
     signature |= dict.fromkeys(constexprs, "constexpr")
     source = ASTSource(

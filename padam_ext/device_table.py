@@ -52,14 +52,13 @@ class DeviceTable:
             block: elements that a program steps at a time.
             processors: multiprocessors of the device.
         """
-        numels = torch.tensor(list(table.numels), dtype=torch.int64)
+        # Whatever torch's default device is: these stay on the host.
+        numels = torch.tensor(list(table.numels), dtype=torch.int64, device="cpu")
         blocks = (numels + block - 1) // block
         wanted = int(blocks.sum()) // (_PROGRAMS_PER_PROCESSOR * processors)
         self.blocks_per_chunk = min(max(wanted, 1), _MOST_BLOCKS_PER_CHUNK)
-        chunks = (blocks + self.blocks_per_chunk - 1) // self.blocks_per_chunk
-        self.num_chunks = int(chunks.sum())
-        starts = torch.repeat_interleave(chunks.cumsum(0) - chunks, chunks)
-        first_blocks = (torch.arange(self.num_chunks) - starts) * self.blocks_per_chunk
+        chunk_tensors, chunk_numbers = _chunks(blocks, self.blocks_per_chunk)
+        self.num_chunks = len(chunk_tensors)
 
         count = len(numels)
         lengths = {
@@ -73,14 +72,14 @@ class DeviceTable:
         }
         spans = dict(zip(lengths, _spans(lengths.values()), strict=True))
         words = max(end for _, end in spans.values())
-        self._host = torch.zeros(words, dtype=torch.int64)
+        self._host = torch.zeros(words, dtype=torch.int64, device="cpu")
         self._device = torch.empty(words, dtype=torch.int64, device=device)
         self._stream = _current_stream(device)
         self._spans = spans
 
         self._section("numels").copy_(numels)
-        self._section("chunk_tensors").copy_(torch.repeat_interleave(torch.arange(count), chunks))
-        self._section("chunk_first_blocks").copy_(first_blocks)
+        self._section("chunk_tensors").copy_(chunk_tensors)
+        self._section("chunk_first_blocks").copy_(chunk_numbers * self.blocks_per_chunk)
         self._known: dict[str, bytes] = {}
         self._changed = (0, words)
 
@@ -140,6 +139,14 @@ class DeviceTable:
 
 
 _DTYPES = {"q": torch.int64, "d": torch.float64}
+
+
+def _chunks(blocks: Tensor, blocks_per_chunk: int) -> tuple[Tensor, Tensor]:
+    """For each chunk its tensor and its number within that, given the blocks of each tensor."""
+    counts = (blocks + blocks_per_chunk - 1) // blocks_per_chunk
+    tensors = torch.repeat_interleave(torch.arange(len(blocks), device="cpu"), counts)
+    firsts = counts.cumsum(0) - counts
+    return tensors, torch.arange(len(tensors), device="cpu") - firsts[tensors]
 
 
 def _spans(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -72,10 +72,10 @@ def unavailable_reason() -> str | None:
 @cache
 def broken_reason(device: torch.device) -> str | None:
     """Why a small step fails on a device, as it does where Triton finds no C compiler."""
-    param, grad, m, v, h = (torch.ones(1, device=device) for _ in range(5))
+    param, grad, m, v, h = (torch.ones(1, dtype=torch.float32, device=device) for _ in range(5))
     bucket = Bucket(device, torch.float32, torch.float32, [0], [0], [param])
     bucket.exp_avgs, bucket.exp_avg_sqs, bucket.max_exp_avg_sqs = [m], [v], [h]
-    bucket.steps = [torch.tensor(0.0, device="cpu")]
+    bucket.steps = [torch.tensor(0.0, dtype=torch.float32, device="cpu")]
     options = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
     try:
         TritonStep(bucket)(Live([param], [grad], [0]), [options])

@@ -105,6 +105,16 @@ def test_the_table_arrives(dtype):
     rig.assert_up_to_date()
 
 
+def test_the_default_device_does_not_matter():
+    rig = Rig([3, 0, 17])
+    with torch.device("meta"):
+        table = LaunchTable(rig.bucket)
+        rig.table, rig.device_table = table, DeviceTable(table, CPU, torch.float32, BLOCK, 1)
+        rig.step()
+    rig.assert_up_to_date()
+    assert rig.device_table.chunk_tensors.tolist() == [0, 2, 2, 2]
+
+
 def test_the_steady_state_copies_nothing(copies):
     rig = Rig([3, 17])
     for _ in range(5):

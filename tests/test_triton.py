@@ -140,6 +140,17 @@ def test_offsets_beyond_two_to_the_31_elements(aligned, kernel):
     assert (x[shift + 1030 :] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+def test_the_trial_step_does_not_depend_on_defaults(dtype):
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            assert triton_step.broken_reason.__wrapped__(torch.device("cpu")) is None
+    finally:
+        torch.set_default_dtype(default)
+
+
 def test_tensors_on_the_cpu_are_for_the_cpu_backend_unless_triton_is_asked_for(launches):
     assert available_backends() == ("triton", "cpu", "eager")
     for name, expected in (("auto", 0), ("triton", 1)):
