@@ -48,6 +48,7 @@ class Environment:
         return list((self.site_packages / "padam_ext").glob("_native*.so"))
 
 
+IMPORT_KERNELS = "import padam_ext.kernels.multi_tensor_padam as k; print(k.__file__)"
 STEP = """
 import torch, padam_ext
 param = torch.nn.Parameter(torch.ones(5))
@@ -75,6 +76,7 @@ def test_the_sdist_holds_what_a_build_needs(sdist):
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").iterdir()}
     assert sources <= names
     assert {"LICENSE", "README.md", "setup.py", "padam_ext/py.typed"} <= names
+    assert {"kernels/padam_math.py", "kernels/multi_tensor_padam.py"} <= names
     assert not any(name.endswith((".so", ".pyc")) for name in names)
 
 
@@ -82,6 +84,9 @@ def test_without_torch_the_native_module_is_built_and_works_once_torch_comes(sdi
     output = environment.install(sdist)
     assert "padam_ext: built the native CPU module" in output
     assert len(environment.native_modules()) == 1
+    # `kernels` at the top level would be another project's name.
+    assert (environment.site_packages / "padam_ext" / "kernels" / "padam_math.py").exists()
+    assert not (environment.site_packages / "kernels").exists()
     environment.lend_torch()
     output = run(environment.python, "-W", "error", "-c", STEP)
     assert str(environment.site_packages) in output
@@ -115,3 +120,5 @@ def test_an_editable_install(environment, tmp_path):
     output = run(environment.python, "-W", "error", "-c", STEP)
     assert str(tmp_path / "clone") in output
     assert "('cpu', 'eager')" in output
+    output = run(environment.python, "-c", IMPORT_KERNELS)
+    assert str(tmp_path / "clone" / "kernels") in output
