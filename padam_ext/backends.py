@@ -32,8 +32,7 @@ class Backend:
         device_types: types of devices whose tensors "auto" gives it; None for all.
         unavailable_reason: tells why it cannot run on this machine, and what to do; None if it can.
         broken_reason: tells why it fails on a device that it should take; None if it works.
-        takes_when_asked: types of devices whose tensors it takes when it is asked for by name, if
-            not those that "auto" gives it.
+        takes: types of devices whose tensors it can take, if not those that "auto" gives it.
     """
 
     name: str
@@ -41,17 +40,17 @@ class Backend:
     device_types: frozenset[str] | None
     unavailable_reason: Callable[[], str | None] = lambda: None
     broken_reason: Callable[[torch.device], str | None] = lambda device: None
-    takes_when_asked: Callable[[], frozenset[str]] | None = None
+    takes: Callable[[], frozenset[str]] | None = None
 
     def is_for(self, device: torch.device) -> bool:
         """Whether "auto" gives it tensors of a device."""
         return self.device_types is None or device.type in self.device_types
 
     def reason_against(self, device: torch.device) -> str | None:
-        """Why this backend, asked for by name, cannot take tensors of a device; None if it can."""
+        """Why this backend cannot take tensors of a device; None if it can."""
         if (reason := self.unavailable_reason()) is not None:
             return reason
-        types = self.device_types if self.takes_when_asked is None else self.takes_when_asked()
+        types = self.device_types if self.takes is None else self.takes()
         if types is not None and device.type not in types:
             return f"it takes tensors on {', '.join(sorted(types))} only"
         return self.broken_reason(device)
@@ -65,7 +64,7 @@ BACKENDS = (
         triton_step.DEVICE_TYPES,
         triton_step.unavailable_reason,
         triton_step.broken_reason,
-        triton_step.takes_when_asked,
+        triton_step.takes,
     ),
     Backend("cpu", CpuStep, frozenset({"cpu"}), lambda: native.unavailable_reason),
     Backend("eager", EagerStep, None),

@@ -48,8 +48,8 @@ class LaunchTable:
             bucket.exp_avg_sqs,
             bucket.max_exp_avg_sqs,
         ):
-            self.addresses.extend(0 if t is None else t.data_ptr() for t in slot)
-        self._step_addresses = array("q", [step.data_ptr() for step in bucket.steps])
+            self.addresses.extend(0 if t is None else _address(t) for t in slot)
+        self._step_addresses = array("q", [_address(step) for step in bucket.steps])
         self.constants = array("d")
         self.root = ROOTS.index("general")
         self._comes_first = bucket.positions == list(range(len(bucket.positions)))
@@ -88,11 +88,11 @@ class LaunchTable:
         if live.grad_addresses is not None and self._comes_first:
             addresses = array("q", live.grad_addresses)[:count]
         else:
-            addresses = array("q", [live.grads[i].data_ptr() for i in bucket.positions])
+            addresses = array("q", [_address(live.grads[i]) for i in bucket.positions])
         copies = []
         for i in bucket.converted:
             copies.append(bucket.gradient(i, live))
-            addresses[i] = copies[-1].data_ptr()
+            addresses[i] = _address(copies[-1])
         self.addresses[count : 2 * count] = addresses
         return copies
 
@@ -122,3 +122,9 @@ class LaunchTable:
         roots = {row.root for row in constants}
         self.root = roots.pop() if len(roots) == 1 else ROOTS.index("general")
         self._rows_made_from = (list(options), steps)
+
+
+def _address(tensor: Tensor) -> int:
+    """An address as int64, which those of some devices exceed: the same bits, then negative."""
+    address = tensor.data_ptr()
+    return address - 2**64 if address >= 2**63 else address

@@ -194,6 +194,9 @@ class FusedPadam(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    # torch.compile must leave it alone: a kernel that is given addresses would be taken for one
+    # that changes nothing, and left out.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Makes one step. Gradients are only read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -10,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from padam_ext.device_table import DeviceTable
 from padam_ext.gather import Live
@@ -53,48 +55,70 @@ class TritonStep:
             bucket.store_staged()
 
 
-def takes_when_asked() -> frozenset[str]:
-    """Types of devices whose tensors it takes when it is asked for by name."""
-    return DEVICE_TYPES | {"cpu"} if _interpreted() else DEVICE_TYPES
+def takes() -> frozenset[str]:
+    """Types of devices whose tensors it can take: interpreted, only memory that the CPU reads."""
+    return frozenset({"cpu"}) if _interpreted() else DEVICE_TYPES
 
 
 def unavailable_reason() -> str | None:
     """Why it cannot run on this machine, and what to do; None if it can."""
-    if find_spec("triton") is None:
-        return "Triton is not installed; pip install triton"
-    if _installed_version() < _OLDEST:
-        return f"it needs Triton {_OLDEST[0]}.{_OLDEST[1]} or later; pip install -U triton"
+    if (problem := _installation_problem()) is not None:
+        return problem
     if _interpreted() or torch.cuda.is_available() or torch.xpu.is_available():
         return None
     return "torch sees no GPU here (for tests, TRITON_INTERPRET=1 runs the kernel on the CPU)"
 
 
-@cache
 def broken_reason(device: torch.device) -> str | None:
     """Why a small step fails on a device, as it does where Triton finds no C compiler."""
-    param, grad, m, v, h = (torch.ones(1, dtype=torch.float32, device=device) for _ in range(5))
+    if device in _works_on:
+        return None
+    try:
+        with _disable_current_modes():  # a real step, whatever is being traced or faked
+            moved = _trial_step(device)
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        return f"Triton fails on {device} with {type(error).__name__}: {first_line}"
+    if not moved:
+        return f"Triton computes something else than Padam on {device}"
+    _works_on.add(device)
+    return None
+
+
+_works_on: set[torch.device] = set()
+
+
+def _trial_step(device: torch.device) -> bool:
+    param, grad, m, v, h = (
+        torch.ones(1, dtype=torch.float32, device=device) for _ in range(5)
+    )  # fmt: skip
     bucket = Bucket(device, torch.float32, torch.float32, [0], [0], [param])
     bucket.exp_avgs, bucket.exp_avg_sqs, bucket.max_exp_avg_sqs = [m], [v], [h]
     bucket.steps = [torch.tensor(0.0, dtype=torch.float32, device="cpu")]
     options = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
+    TritonStep(bucket)(Live([param], [grad], [0]), [options])
+    return bool(param.item() < 1)
+
+
+@cache
+def _installation_problem() -> str | None:
     try:
-        TritonStep(bucket)(Live([param], [grad], [0]), [options])
-        moved = param.item() < 1
-    except Exception as error:
-        first_line = str(error).strip().partition("\n")[0]
-        return f"Triton fails on {device} with {type(error).__name__}: {first_line}"
-    return None if moved else f"Triton computes something else than Padam on {device}"
+        missing = find_spec("triton") is None
+    except ValueError:  # a stand-in that some library has put in its place
+        missing = True
+    if missing:
+        return "Triton is not installed; pip install triton"
+    try:
+        found = re.match(r"(\d+)\.(\d+)", version("triton"))
+    except PackageNotFoundError:  # a build of another name, which came with torch
+        return None
+    if found and (int(found[1]), int(found[2])) < _OLDEST:
+        return f"it needs Triton {_OLDEST[0]}.{_OLDEST[1]} or later; pip install -U triton"
+    return None
 
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
-
-
-def _installed_version() -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in version("triton").split(".")[:2])
-    except PackageNotFoundError:  # a build of another name, which came with torch
-        return _OLDEST
 
 
 def _num_processors(device: torch.device) -> int:

@@ -123,7 +123,7 @@ def triton_here(monkeypatch):
     [triton] = (b for b in backends.BACKENDS if b.name == "triton")
     calls = {
         "unavailable_reason": lambda: None,
-        "takes_when_asked": lambda: frozenset({"cpu"}),
+        "takes": lambda: frozenset({"cpu"}),
         "broken_reason": lambda device: f"Triton fails on {device} with RuntimeError: no compiler",
     }
     broken = dataclasses.replace(triton, device_types=frozenset({"cpu"}), **calls)
@@ -158,11 +158,23 @@ def test_a_small_step_shows_whether_triton_works(failure, monkeypatch):
             pass
 
     monkeypatch.setattr(triton_step, "TritonStep", Fails)
-    reason = triton_step.broken_reason.__wrapped__(torch.device("cpu"))
+    monkeypatch.setattr(triton_step, "_works_on", set())
+    reason = triton_step.broken_reason(torch.device("cpu"))
     if failure is not None:
         assert reason == "Triton fails on cpu with RuntimeError: no C compiler"
     else:
         assert reason == "Triton computes something else than Padam on cpu"
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [("3.4.1", "needs Triton 3.5 or later"), ("3.6rc1", None), ("3.10.0+git1", None), ("4", None)],
+)
+def test_versions_of_triton(version, problem, monkeypatch):
+    monkeypatch.setattr(triton_step, "find_spec", lambda name: object())
+    monkeypatch.setattr(triton_step, "version", lambda name: version)
+    found = triton_step._installation_problem.__wrapped__()
+    assert found is None if problem is None else problem in found
 
 
 def test_the_report():

@@ -239,3 +239,17 @@ def test_swa_and_ema(backend):
         average.update_parameters(model)
         scheduler.step()
     assert average.n_averaged == 3
+
+
+def test_torch_compile_leaves_the_step_alone(backend):
+    """Traced, a kernel that writes through addresses looks like one that changes nothing."""
+    param, twin = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    optimizer, expected = (FusedPadam([p], backend=backend) for p in (param, twin))
+    compiled = torch.compile(optimizer.step, backend="aot_eager")
+    for i in range(3):
+        for p, step in ((param, compiled), (twin, expected.step)):
+            p.grad = torch.full((5,), 1.0 + i)
+            step()
+        assert torch.equal(param, twin)
+        optimizer.param_groups[0]["lr"] = expected.param_groups[0]["lr"] = 0.1 / (i + 1)
+    assert param[0] < 1

@@ -222,3 +222,10 @@ def test_slots_lie_as_kernels_expect_them():
     )
     for row, column in zip(matrix.tolist(), columns, strict=True):
         assert row == [tensor.data_ptr() for tensor in column]
+
+
+def test_addresses_that_exceed_int64_keep_their_bits(monkeypatch):
+    """Some devices map their memory into the upper half of the address space."""
+    rig = Rig([3])
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0xFF00FFFFFFE00000)
+    assert set(LaunchTable(rig.bucket).addresses) == {0, 0xFF00FFFFFFE00000 - 2**64}

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from checking import step_and_check
-from padam_ext import FusedPadam, available_backends, triton_step
+from padam_ext import FusedPadam, available_backends, backends, triton_step
 from padam_ext.constants import ROOTS, make_constants
 from padam_ext.hyperparameters import Hyperparameters
 
@@ -141,14 +142,31 @@ def test_offsets_beyond_two_to_the_31_elements(aligned, kernel):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
-def test_the_trial_step_does_not_depend_on_defaults(dtype):
+def test_the_trial_step_does_not_depend_on_defaults(dtype, monkeypatch):
+    monkeypatch.setattr(triton_step, "_works_on", set())
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
-            assert triton_step.broken_reason.__wrapped__(torch.device("cpu")) is None
+            assert triton_step.broken_reason(torch.device("cpu")) is None
     finally:
         torch.set_default_dtype(default)
+
+
+def test_the_trial_step_is_real_where_tensors_are_fake(monkeypatch):
+    monkeypatch.setattr(triton_step, "_works_on", set())
+    with FakeTensorMode():
+        param = torch.nn.Parameter(torch.ones(3))
+        optimizer = FusedPadam([param], backend="triton")
+        param.grad = torch.ones(3)
+        with pytest.raises(TypeError, match="FakeTensor, a tensor subclass without memory"):
+            optimizer.step()
+
+
+def test_interpreted_only_memory_of_the_cpu_is_taken():
+    """Addresses of a GPU's memory would crash the process."""
+    with pytest.raises(RuntimeError, match=r"'triton' cannot step .* takes tensors on cpu only"):
+        backends.choose("triton", torch.device("cuda"))
 
 
 def test_tensors_on_the_cpu_are_for_the_cpu_backend_unless_triton_is_asked_for(launches):
