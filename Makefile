@@ -62,10 +62,12 @@ test-sanitize: $(READY)
 		tests/test_native.py tests/test_layouts.py tests/test_random_lists.py tests/test_edges.py tests/test_ranges.py \
 		tests/test_plan.py
 
-# The interpreter and the compiler do not mix in one process.
+# The interpreter and the compiler do not mix in one process. test_backends.py is about processes
+# in which nothing is interpreted.
 test-interpret: $(READY)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -n auto -k triton -m "not build and not compile and not gpu"
+		$(BIN)/python -m pytest -n auto -k triton -m "not build and not compile and not gpu" \
+		--ignore tests/test_backends.py
 
 test-compile: $(READY)
 	$(BIN)/python -m pytest -n auto -m compile
