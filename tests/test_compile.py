@@ -8,7 +8,7 @@ import torch
 triton_kernels = pytest.importorskip("benchmarks.triton_kernels")
 
 pytestmark = pytest.mark.compile
-MOST_REGISTERS = {torch.float32: 80, torch.float64: 96}  # by dtype of the moments
+MOST_REGISTERS = {torch.float32: 80, torch.float64: 112}  # by dtype of the moments
 
 
 @pytest.mark.parametrize("target", triton_kernels.TARGETS)
