@@ -12,7 +12,6 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -156,16 +155,10 @@ def main() -> None:
         f"|---|---|{'---:|' * len(TARGETS)}",
     ]
     powers = {"half": "1/2", "quarter": "1/4", "eighth": "1/8", "sixteenth": "1/16"}
-    results = {
-        (variant, name): compile_variant(*VARIANTS[variant], target)
-        for variant, (name, target) in track(
-            list(product(range(len(VARIANTS)), TARGETS.items())), "compiling", console=console
-        )
-    }
-    for variant, (dtypes, root) in enumerate(VARIANTS):
+    for dtypes, root in track(VARIANTS, "compiling", console=console):
         cells = []
-        for name in TARGETS:
-            result = results[variant, name]
+        for target in TARGETS.values():
+            result = compile_variant(dtypes, root, target)
             count = "" if result.instructions is None else f" / {result.instructions:.0f}"
             cells.append(f"{result.registers}{count}")
         power = powers.get(ROOTS[root], "any")

@@ -57,17 +57,17 @@ bool moments_block(const float* __restrict param, const float* __restrict grad, 
   return num_wild == 0;
 }
 
-template <Root root, Decay decay, bool all_tame>
+template <Decay decay, bool all_tame>
 void param_block(float* __restrict param, const float* __restrict m, const float* __restrict d,
                  std::int64_t numel, const Constants<float>& row_constants) {
   const Constants<float> constants = row_constants;
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
-    param[i] = update_param<root, decay, all_tame>(param[i], m[i], d[i], constants);
+    param[i] = update_param<Root::general, decay, all_tame>(param[i], m[i], d[i], constants);
   }
 }
 
-template <Root root, Decay decay, bool amsgrad>
+template <Decay decay, bool amsgrad>
 void general_loop(float* param, const float* grad, const Moments<float>& moments,
                   std::int64_t numel, const Constants<float>& constants) {
   float d[kBlock];
@@ -77,8 +77,8 @@ void general_loop(float* param, const float* grad, const Moments<float>& moments
     float* h = amsgrad ? moments.max_exp_avg_sq + at : nullptr;
     const bool all_tame = moments_block<decay, amsgrad>(
         param + at, grad + at, m, moments.exp_avg_sq + at, h, d, count, constants);
-    all_tame ? param_block<root, decay, true>(param + at, m, d, count, constants)
-             : param_block<root, decay, false>(param + at, m, d, count, constants);
+    all_tame ? param_block<decay, true>(param + at, m, d, count, constants)
+             : param_block<decay, false>(param + at, m, d, count, constants);
   }
 }
 
@@ -86,7 +86,7 @@ void general_loop(float* param, const float* grad, const Moments<float>& moments
 template <Root root, Decay decay, bool amsgrad, typename T, typename... Arguments>
 void update_root(Arguments... arguments) {
   if constexpr (root == Root::general && std::is_same_v<T, float>) {
-    general_loop<root, decay, amsgrad>(arguments...);
+    general_loop<decay, amsgrad>(arguments...);
   } else {
     update_loop<root, decay, amsgrad, T>(arguments...);
   }

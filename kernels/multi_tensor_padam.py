@@ -90,8 +90,8 @@ def multi_tensor_padam(
         constants: MOMENT [row][field], as in constants.py.
         chunk_tensors: int64 [chunk], index of the chunk's tensor.
         chunk_first_blocks: int64 [chunk], index of its first block in that tensor.
-        num_tensors: int64, extent of the tensor dimension.
-        blocks_per_chunk: int64, blocks in each chunk, but for a tensor's last.
+        num_tensors: extent of the tensor dimension.
+        blocks_per_chunk: blocks in each chunk, but for a tensor's last.
         PARAM: dtype of parameters.
         GRAD: dtype of gradients.
         MOMENT: dtype of moments, and of the arithmetic.

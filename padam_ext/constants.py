@@ -12,6 +12,7 @@ from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
 
 # How d^(-2p) is taken; the order is that of the enum Root in csrc/padam_math.h.
 ROOTS = ("none", "half", "quarter", "eighth", "sixteenth", "general")
+GENERAL = ROOTS.index("general")
 _ROOT_OF_EXPONENT = {0.0: 0, -1.0: 1, -0.5: 2, -0.25: 3, -0.125: 4}
 
 _SMALLEST_NORMAL = 2.0**-126  # of float32
@@ -46,8 +47,8 @@ class Constants(NamedTuple):
     @property
     def root(self) -> int:
         """Index into ROOTS. Square roots need a denominator that float32 does not lose."""
-        root = _ROOT_OF_EXPONENT.get(self.exponent, ROOTS.index("general"))
-        return root if root == 0 or self.eps >= _SMALLEST_NORMAL else ROOTS.index("general")
+        root = _ROOT_OF_EXPONENT.get(self.exponent, GENERAL)
+        return root if root == 0 or self.eps >= _SMALLEST_NORMAL else GENERAL
 
 
 def make_constants(options: Hyperparameters, step: float) -> Constants:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from padam_ext import native
-from padam_ext.constants import ROOTS, make_constants
+from padam_ext.constants import GENERAL, make_constants
 from padam_ext.gather import Live
 from padam_ext.grouping import PARAM_DTYPES, Bucket
 from padam_ext.hyperparameters import Hyperparameters
@@ -51,7 +51,7 @@ class LaunchTable:
             self.addresses.extend(0 if t is None else _address(t) for t in slot)
         self._step_addresses = array("q", [_address(step) for step in bucket.steps])
         self.constants = array("d")
-        self.root = ROOTS.index("general")
+        self.root = GENERAL
         self._comes_first = bucket.positions == list(range(len(bucket.positions)))
         self._group_indices = bucket.group_indices
         self._groups = list(dict.fromkeys(bucket.group_indices))
@@ -120,7 +120,7 @@ class LaunchTable:
         constants = [make_constants(options[group], step) for group, step in occurring]
         self.constants = array("d", chain.from_iterable(constants))
         roots = {row.root for row in constants}
-        self.root = roots.pop() if len(roots) == 1 else ROOTS.index("general")
+        self.root = roots.pop() if len(roots) == 1 else GENERAL
         self._rows_made_from = (list(options), steps)
 
 

@@ -1,10 +1,10 @@
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 import padam_ext
+from checking import INTERPRETED
 from padam_ext import native
 
 # Every way to compute a step. A backend that cannot run here is listed all the same: its tests
@@ -14,7 +14,7 @@ LEVELS = native.module.available_simd_levels() if native.module else ["missing"]
 VARIANTS = [*(f"cpu-{level}" for level in LEVELS), "eager"] + [
     pytest.param(name, marks=pytest.mark.gpu) for name in ("triton@cuda", "eager@cuda")
 ]
-if os.environ.get("TRITON_INTERPRET") == "1":
+if INTERPRETED:
     VARIANTS = ["triton"]
 
 

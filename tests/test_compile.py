@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-triton_kernels = pytest.importorskip("benchmarks.triton_kernels")
+from benchmarks import triton_kernels
 
 pytestmark = pytest.mark.compile
 MOST_REGISTERS = {torch.float32: 80, torch.float64: 112}  # by dtype of the moments
