@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from padam_ext import native
+from padam_ext.layout import is_wrapper
 
 
 class Live(NamedTuple):
@@ -58,10 +59,13 @@ class PythonGatherer:
             KeyError: a state lacks one of the keys.
             AttributeError: a value is not a tensor.
         """
-        return [state[key].data_ptr() for state in states for key in keys]
+        return _addresses([state[key] for state in states for key in keys])
 
 
 def _addresses(tensors: list[Tensor]) -> array[int]:
+    # Asked for its address, such a tensor answers 0, with a warning at best.
+    if any(map(is_wrapper, tensors)):
+        raise RuntimeError("a tensor subclass has no memory of its own")
     return array("Q", map(Tensor.data_ptr, tensors))
 
 
