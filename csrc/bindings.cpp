@@ -97,7 +97,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("increment_steps", &increment_steps, py::arg("addresses"));
   py::class_<padam::Gatherer>(module, "Gatherer")
       .def(py::init<const py::object&>(), py::arg("tensor_class"))
-      .def("gather", &padam::Gatherer::gather, py::arg("param_lists"))
+      .def("gather", &padam::Gatherer::gather, py::arg("param_lists"), py::arg("then"))
       .def("state_addresses", &padam::Gatherer::state_addresses, py::arg("states"),
            py::arg("keys"));
   module.def("available_simd_levels", &padam::available_simd_levels);

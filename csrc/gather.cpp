@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,9 +32,62 @@ void prefetch(const void* place) {
   __builtin_prefetch(line + 64);
 }
 
-py::bytes as_bytes(const std::vector<std::int64_t>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(std::int64_t)};
+// The values as bytes: those of the last pass where they say the same.
+py::bytes as_bytes(const std::vector<std::int64_t>& values, const py::handle& then = {}) {
+  const std::string_view all(reinterpret_cast<const char*>(values.data()),
+                             values.size() * sizeof(std::int64_t));
+  if (then && py::isinstance<py::bytes>(then) &&
+      py::reinterpret_borrow<py::bytes>(then).operator std::string_view() == all) {
+    return py::reinterpret_borrow<py::bytes>(then);
+  }
+  return {all.data(), all.size()};
 }
+
+// The parameters that have a gradient, and their groups. As long as they are those of the last
+// pass no list is made; most steps hand out the last one's. Python has each small integer once.
+class Members {
+ public:
+  explicit Members(const py::handle& then)
+      : then_params_(then.is_none() ? py::list() : py::cast<py::list>(then.attr("params"))),
+        then_groups_(then.is_none() ? py::list() : py::cast<py::list>(then.attr("group_indices"))) {
+  }
+
+  void add(const py::handle& param, const py::int_& group) {
+    if (same_ && count_ < then_params_.size() &&
+        PyList_GET_ITEM(then_params_.ptr(), count_) == param.ptr() &&
+        PyList_GET_ITEM(then_groups_.ptr(), count_) == group.ptr()) {
+      ++count_;
+      return;
+    }
+    if (same_) part();
+    params_.append(param);
+    groups_.append(group);
+  }
+
+  // Must be called once, after the last one.
+  std::pair<py::list, py::list> lists() {
+    if (same_ && count_ == then_params_.size()) return {then_params_, then_groups_};
+    if (same_) part();
+    return {params_, groups_};
+  }
+
+ private:
+  void part() {
+    const auto begin = [&](const py::list& list) {
+      return checked(PyList_GetSlice(list.ptr(), 0, static_cast<py::ssize_t>(count_)));
+    };
+    params_ = begin(then_params_);
+    groups_ = begin(then_groups_);
+    same_ = false;
+  }
+
+  py::list then_params_;
+  py::list then_groups_;
+  py::list params_;
+  py::list groups_;
+  std::size_t count_ = 0;  // of those that are the same
+  bool same_ = true;
+};
 
 }  // namespace
 
@@ -64,8 +118,8 @@ class Gatherer::Reading {
     return read.shape;
   }
 
-  py::bytes addresses() const { return as_bytes(addresses_); }
-  py::bytes layouts() const { return as_bytes(layouts_); }
+  py::bytes addresses(const py::handle& then = {}) const { return as_bytes(addresses_, then); }
+  py::bytes layouts(const py::handle& then) const { return as_bytes(layouts_, then); }
 
  private:
   const Gatherer& gatherer_;
@@ -88,10 +142,9 @@ Gatherer::Gatherer(const py::object& tensor_class)
   }
 }
 
-py::tuple Gatherer::gather(const py::list& param_lists) {
-  py::list params;
+py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then) {
+  Members members(then);
   py::list grads;
-  py::list group_indices;
   Reading read_params(*this);
   Reading read_grads(*this);
   bool readable = true;
@@ -105,9 +158,8 @@ py::tuple Gatherer::gather(const py::list& param_lists) {
       }
       const py::object grad = checked(PyObject_GetAttr(param.ptr(), grad_.ptr()));
       if (grad.is_none()) continue;
-      params.append(param);
+      members.add(param, group_index);
       grads.append(grad);
-      group_indices.append(group_index);
       if (!readable) continue;
       try {
         const void* in_param = read_params.add(param.ptr());
@@ -118,10 +170,16 @@ py::tuple Gatherer::gather(const py::list& param_lists) {
     }
   }
   seen_ = std::move(seen);
+  const auto [params, group_indices] = members.lists();
   if (!readable) return py::make_tuple(params, grads, group_indices);
-  return py::make_tuple(params, grads, group_indices,
-                        py::make_tuple(read_params.addresses(), read_params.layouts()),
-                        read_grads.layouts(), read_grads.addresses());
+  const py::object none = py::none();
+  const py::object then_param = then.is_none() ? none : then.attr("param_reading");
+  const py::object then_grad = then.is_none() ? none : then.attr("grad_layouts");
+  py::tuple reading = then_param.is_none() ? py::make_tuple(none, none) : py::tuple(then_param);
+  const py::bytes addresses = read_params.addresses(reading[0]);
+  const py::bytes layouts = read_params.layouts(reading[1]);
+  return py::make_tuple(params, grads, group_indices, py::make_tuple(addresses, layouts),
+                        read_grads.layouts(then_grad), read_grads.addresses());
 }
 
 py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& keys) const {

@@ -23,8 +23,9 @@ class Gatherer {
   // For lists of parameters, one list per group, the fields of gather.py's Live: parameters with
   // a gradient, gradients, groups, then, unless a tensor cannot be read, the parameters'
   // (addresses, layouts), the gradients' layouts and the gradients' addresses, all of these as
-  // bytes of int64.
-  py::tuple gather(const py::list& param_lists);
+  // bytes of int64. `then` is the Live of an earlier pass, or None; what is the same as there is
+  // handed out again, the same objects.
+  py::tuple gather(const py::list& param_lists, const py::object& then);
 
   // The addresses of the tensors in dicts, state by state, key by key, as bytes of int64.
   // Throws KeyError for a key that is missing, TypeError for a value that is no tensor.

@@ -79,11 +79,14 @@ class NativeGatherer:
     def __init__(self) -> None:
         """Raises AttributeError or ValueError where torch has not the interface it needs."""
         self._native = native.module.Gatherer(Tensor)
+        self._then: Live | None = None
         self.state_addresses = self._native.state_addresses
 
     def gather(self, param_lists: list[list[Tensor]]) -> Live:
-        """See PythonGatherer."""
-        return Live(*self._native.gather(param_lists))
+        """See PythonGatherer. What is as it was in the last pass is the same object as there."""
+        live = Live(*self._native.gather(param_lists, self._then))
+        self._then = live._replace(grads=[])  # which must not be kept alive
+        return live
 
 
 Gatherer = PythonGatherer | NativeGatherer

@@ -12,6 +12,8 @@ from array import array
 from operator import is_
 from typing import Any
 
+from torch import Tensor
+
 from padam_ext.backends import BucketStep, choose
 from padam_ext.gather import Gatherer, Live
 from padam_ext.grouping import OptimizerState, ParamGroups, make_buckets
@@ -62,8 +64,7 @@ class Plan:
         then = self._live
         return (
             backend == self._backend
-            and len(live.params) == len(then.params)
-            and all(map(is_, live.params, then.params))
+            and _same_objects(live.params, then.params)
             and live.group_indices == then.group_indices
             and self._amsgrad_flags == [group["amsgrad"] for group in param_groups]
             and live.param_reading is not None
@@ -89,6 +90,10 @@ class Plan:
         except (KeyError, AttributeError, TypeError, RuntimeError):
             # A state was taken away, or is a number, or has no address: make buckets anew.
             return None
+
+
+def _same_objects(these: list[Tensor], those: list[Tensor]) -> bool:
+    return these is those or (len(these) == len(those) and all(map(is_, these, those)))
 
 
 def _count_null(addresses: bytes | None) -> int:

@@ -220,6 +220,28 @@ def test_a_gatherer_reads_what_the_other_reads():
     assert python.grad_addresses == best.grad_addresses
 
 
+def test_a_gatherer_that_remembers_reads_what_is_there_now():
+    params = [torch.nn.Parameter(torch.randn(2)) for _ in range(5)]
+    many_groups = [[] for _ in range(300)]  # Python has each small integer once, and only those
+    best = best_gatherer()
+    previous = None
+    for with_grads, split in [
+        ("11111", 2), ("11111", 2), ("11110", 2), ("11110", 2), ("01110", 2), ("11111", 2),
+        ("11111", 3), ("00000", 3), ("11111", 0), ("11011", 0), ("11011", 0),
+    ]:  # fmt: skip
+        for param, flag in zip(params, with_grads, strict=True):
+            param.grad = torch.randn(2) if flag == "1" else None
+        lists = [params[:split], *many_groups, params[split:]]
+        live, expected = best.gather(lists), PythonGatherer().gather(lists)
+        assert [id(p) for p in live.params] == [id(p) for p in expected.params]
+        assert [id(g) for g in live.grads] == [id(g) for g in expected.grads]
+        assert live.group_indices == expected.group_indices
+        assert live.grad_addresses == expected.grad_addresses
+        if previous is not None and (with_grads, split) == previous[0]:
+            assert live[3:5] == previous[1][3:5]  # readings that a plan compares
+        previous = (with_grads, split), live
+
+
 def test_a_tensor_that_cannot_be_read_is_collected_all_the_same():
     param = torch.nn.Parameter(torch.ones(2, 2))
     param.grad = torch.ones(2, 2).to_sparse()
