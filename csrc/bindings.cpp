@@ -8,6 +8,7 @@
 #include "gather.h"
 #include "launch_table.h"
 #include "padam_cpu.h"
+#include "padam_cuda.h"
 
 namespace py = pybind11;
 
@@ -24,12 +25,47 @@ const T* items(const py::buffer_info& info, const char* name, py::ssize_t expect
   return static_cast<const T*>(info.ptr);
 }
 
+template <typename T>
+T at_address(std::uintptr_t address) {
+  return reinterpret_cast<T>(address);
+}
+
 padam::DType dtype_of(int code, const char* name) {
   if (code < 0 || code > static_cast<int>(padam::DType::float16)) {
     throw std::invalid_argument(std::string(name) + ": " + std::to_string(code) +
                                 " is not a dtype");
   }
   return static_cast<padam::DType>(code);
+}
+
+void check_dtypes(padam::DType param, padam::DType grad) {
+  const bool half_param = param == padam::DType::bfloat16 || param == padam::DType::float16;
+  if (grad != param && !(half_param && grad == padam::DType::float32)) {
+    throw std::invalid_argument("a gradient of dtype " + std::to_string(static_cast<int>(grad)) +
+                                " beside a parameter of dtype " +
+                                std::to_string(static_cast<int>(param)) + " is not supported");
+  }
+}
+
+padam::DeviceTable device_table(std::uintptr_t addresses, std::uintptr_t numels,
+                                std::uintptr_t rows, std::uintptr_t constants,
+                                std::uintptr_t chunk_tensors, std::uintptr_t chunk_first_blocks,
+                                std::int64_t num_tensors, std::int64_t num_chunks,
+                                std::int64_t blocks_per_chunk, int param_dtype, int grad_dtype) {
+  padam::DeviceTable table;
+  table.addresses = at_address<const std::int64_t*>(addresses);
+  table.numels = at_address<const std::int64_t*>(numels);
+  table.rows = at_address<const std::int64_t*>(rows);
+  table.constants = at_address<const void*>(constants);
+  table.chunk_tensors = at_address<const std::int64_t*>(chunk_tensors);
+  table.chunk_first_blocks = at_address<const std::int64_t*>(chunk_first_blocks);
+  table.num_tensors = num_tensors;
+  table.num_chunks = num_chunks;
+  table.blocks_per_chunk = blocks_per_chunk;
+  table.param_dtype = dtype_of(param_dtype, "param_dtype");
+  table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
+  check_dtypes(table.param_dtype, table.grad_dtype);
+  return table;
 }
 
 void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::buffer& rows,
@@ -52,19 +88,18 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
       items<double>(constants_info, "constants", table.num_rows * kFields));
   table.param_dtype = dtype_of(param_dtype, "param_dtype");
   table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
-  const bool half_param =
-      table.param_dtype == padam::DType::bfloat16 || table.param_dtype == padam::DType::float16;
-  if (table.grad_dtype != table.param_dtype &&
-      !(half_param && table.grad_dtype == padam::DType::float32)) {
-    throw std::invalid_argument("a gradient of dtype " + std::to_string(grad_dtype) +
-                                " beside a parameter of dtype " + std::to_string(param_dtype) +
-                                " is not supported");
-  }
+  check_dtypes(table.param_dtype, table.grad_dtype);
   for (std::int64_t tensor = 0; tensor < table.num_tensors; ++tensor) {
     const std::int64_t row = table.rows[tensor];
     if (row < 0 || row >= table.num_rows) {
       throw std::invalid_argument("rows: " + std::to_string(row) + " is outside [0, " +
                                   std::to_string(table.num_rows) + ")");
+    }
+  }
+  for (std::int64_t row = 0; row < table.num_rows; ++row) {
+    const double root = table.constants[row].root;
+    if (!(root >= 0 && root < static_cast<double>(padam::Root::count))) {
+      throw std::invalid_argument("constants: root " + std::to_string(root) + " is none");
     }
   }
 
@@ -100,6 +135,27 @@ PYBIND11_MODULE(_native, module) {
       .def("gather", &padam::Gatherer::gather, py::arg("param_lists"), py::arg("then"))
       .def("state_addresses", &padam::Gatherer::state_addresses, py::arg("states"),
            py::arg("keys"));
+
+  // A table in a device's memory, see device_table.py.
+  py::class_<padam::DeviceTable>(module, "DeviceTable")
+      .def(py::init(&device_table), py::kw_only(), py::arg("addresses"), py::arg("numels"),
+           py::arg("rows"), py::arg("constants"), py::arg("chunk_tensors"),
+           py::arg("chunk_first_blocks"), py::arg("num_tensors"), py::arg("num_chunks"),
+           py::arg("blocks_per_chunk"), py::arg("param_dtype"), py::arg("grad_dtype"));
+  module.def(
+      "block_of",
+      [](int param_dtype) { return padam::block_of(dtype_of(param_dtype, "param_dtype")); },
+      py::arg("param_dtype"));
+  module.def("step_on_host", &padam::step_on_host, py::arg("table"),
+             py::call_guard<py::gil_scoped_release>());
+#if defined(PADAM_CUDA_ARCHS)
+  module.def("cuda_problem", &padam::cuda_problem);
+  module.def("step_cuda", &padam::step_cuda, py::arg("table"), py::arg("device"), py::arg("stream"),
+             py::call_guard<py::gil_scoped_release>());
+  module.attr("cuda_compiler") = "nvcc " PADAM_CUDA_COMPILER;
+  module.attr("cuda_architectures") = PADAM_CUDA_ARCHS;
+#endif
+
   module.def("available_simd_levels", &padam::available_simd_levels);
 #if defined(_OPENMP)
   module.attr("openmp") = true;

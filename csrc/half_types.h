@@ -1,12 +1,12 @@
 // float32 from and to bfloat16 and float16, by integer arithmetic that compilers vectorize.
-// Rounds to nearest even, keeps denormals, infinities and NaN. Compiled once per instruction set,
-// like padam_math.h, which must be included first.
+// Rounds to nearest even, keeps denormals, infinities and NaN.
 #pragma once
 
 #include <cstdint>
 
+#include "padam_math.h"
+
 namespace padam {
-namespace PADAM_SIMD_LEVEL {
 
 struct bfloat16 {
   std::uint16_t bits;
@@ -16,11 +16,11 @@ struct float16 {
   std::uint16_t bits;
 };
 
-static inline float widen(bfloat16 value) {
+PADAM_INLINE float widen(bfloat16 value) {
   return float_of(static_cast<std::int32_t>(static_cast<std::uint32_t>(value.bits) << 16));
 }
 
-static inline bfloat16 narrow(float value, bfloat16) {
+PADAM_INLINE bfloat16 narrow(float value, bfloat16) {
   const std::uint32_t bits = static_cast<std::uint32_t>(bits_of(value));
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
@@ -28,7 +28,7 @@ static inline bfloat16 narrow(float value, bfloat16) {
   return {static_cast<std::uint16_t>(is_nan ? quiet_nan : rounded)};
 }
 
-static inline float widen(float16 value) {
+PADAM_INLINE float widen(float16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu;
   const std::uint32_t normal = (magnitude << 13) + (112u << 23);
@@ -41,7 +41,7 @@ static inline float widen(float16 value) {
   return float_of(static_cast<std::int32_t>(bits | sign));
 }
 
-static inline float16 narrow(float value, float16) {
+PADAM_INLINE float16 narrow(float value, float16) {
   const std::uint32_t all = static_cast<std::uint32_t>(bits_of(value));
   const std::uint32_t sign = (all >> 16) & 0x8000u;
   const std::int32_t magnitude = static_cast<std::int32_t>(all & 0x7fffffffu);
@@ -56,5 +56,10 @@ static inline float16 narrow(float value, float16) {
   return {static_cast<std::uint16_t>(static_cast<std::uint32_t>(bits) | sign)};
 }
 
-}  // namespace PADAM_SIMD_LEVEL
+// For code that takes any type.
+PADAM_INLINE float widen(float value) { return value; }
+PADAM_INLINE double widen(double value) { return value; }
+PADAM_INLINE float narrow(float value, float) { return value; }
+PADAM_INLINE double narrow(double value, double) { return value; }
+
 }  // namespace padam

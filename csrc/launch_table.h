@@ -33,6 +33,7 @@ struct Constants {
   T exponent_high;
   T exponent_low;
   T amsgrad;
+  T root;
 };
 
 struct LaunchTable {

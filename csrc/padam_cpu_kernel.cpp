@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "half_types.h"
 #include "padam_cpu.h"
 #include "padam_math.h"
-// half_types.h builds on padam_math.h
-#include "half_types.h"
 
 namespace padam {
 namespace PADAM_SIMD_LEVEL {
@@ -30,9 +29,9 @@ void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
     T unused = T(0);
-    const T d = update_moments<decay, amsgrad>(param[i], grad[i], m[i], v[i],
-                                               amsgrad ? h[i] : unused, constants);
-    param[i] = update_param<root, decay, false>(param[i], m[i], d, constants);
+    const T d = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants,
+                               decay, amsgrad);
+    param[i] = update_param<root, false>(param[i], m[i], d, constants, decay);
   }
 }
 
@@ -50,8 +49,8 @@ bool moments_block(const float* __restrict param, const float* __restrict grad, 
 #pragma omp simd reduction(+ : num_wild)
   for (std::int64_t i = 0; i < numel; ++i) {
     float unused = 0.0f;
-    d[i] = update_moments<decay, amsgrad>(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused,
-                                          constants);
+    d[i] = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants, decay,
+                          amsgrad);
     num_wild += d[i] >= kSmallestTame && d[i] <= kLargestTame ? 0 : 1;
   }
   return num_wild == 0;
@@ -63,7 +62,7 @@ void param_block(float* __restrict param, const float* __restrict m, const float
   const Constants<float> constants = row_constants;
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
-    param[i] = update_param<Root::general, decay, all_tame>(param[i], m[i], d[i], constants);
+    param[i] = update_param<Root::general, all_tame>(param[i], m[i], d[i], constants, decay);
   }
 }
 

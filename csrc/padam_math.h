@@ -15,33 +15,20 @@
 #if defined(__CUDACC__)
 #define PADAM_INLINE static __host__ __device__ __forceinline__
 #else
-#define PADAM_INLINE static inline
+#define PADAM_INLINE static inline __attribute__((always_inline))
 #endif
+// Static, since the CPU code is compiled once per instruction set: the linker must not give one
+// set's functions to another.
 
 namespace padam {
 
 // How d^(2p) is taken. What square roots can do is cheap; the rest goes through exp2 and log2,
 // which also sees to a d that is zero or denormal. The order is that of constants.py's ROOTS.
-enum class Root : int { none, half, quarter, eighth, sixteenth, general };
-
-inline Root root_of(const Constants<double>& constants) {
-  if (constants.exponent == 0.0) return Root::none;
-  if (constants.eps < FLT_MIN) return Root::general;
-  if (constants.exponent == -1.0) return Root::half;
-  if (constants.exponent == -0.5) return Root::quarter;
-  if (constants.exponent == -0.25) return Root::eighth;
-  if (constants.exponent == -0.125) return Root::sixteenth;
-  return Root::general;
-}
+enum class Root : int { none, half, quarter, eighth, sixteenth, general, count };
 
 enum class Decay : int { none, coupled, decoupled };
 
-inline Decay decay_of(const Constants<double>& constants) {
-  if (constants.coupled_decay != 0.0) return Decay::coupled;
-  return constants.decoupled_decay != 0.0 ? Decay::decoupled : Decay::none;
-}
-
-inline Constants<float> in_single(const Constants<double>& constants) {
+PADAM_INLINE Constants<float> in_single(const Constants<double>& constants) {
   constexpr int kFields = sizeof(Constants<double>) / sizeof(double);
   double all[kFields];
   float rounded[kFields];
@@ -52,13 +39,16 @@ inline Constants<float> in_single(const Constants<double>& constants) {
   return single;
 }
 
-// The CPU code compiles what follows once per instruction set; a namespace of its own keeps the
-// linker from giving one set's functions to another.
-#if defined(PADAM_SIMD_LEVEL)
-namespace PADAM_SIMD_LEVEL {
-#else
-inline namespace device {
-#endif
+template <typename T>
+PADAM_INLINE Root root_of(const Constants<T>& c) {
+  return static_cast<Root>(static_cast<int>(c.root));
+}
+
+template <typename T>
+PADAM_INLINE Decay decay_of(const Constants<T>& c) {
+  if (c.coupled_decay != T(0)) return Decay::coupled;
+  return c.decoupled_decay != T(0) ? Decay::decoupled : Decay::none;
+}
 
 // Plain calls into the C library's builtins: an inline function of the standard library that is
 // not inlined could be shared between instruction sets.
@@ -101,8 +91,8 @@ constexpr float kLargestTame = 0x1p120f;
 // `all_tame`, every d is tame, which saves the care that others need; the result for a tame d is
 // the same either way, bit for bit.
 //
-// With d = f * 2^e the exponent's product with e is exact, and only the product with log2(f), less
-// than 1 in magnitude, is rounded: forming log2(d) first would lose six bits near the ends.
+// With d = f * 2^e the exponent's product with e is exact, and only the product with log2(f),
+// less than 1 in magnitude, is rounded: forming log2(d) first would lose six bits near the ends.
 template <bool all_tame>
 PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
   const bool denormal = !all_tame && d < FLT_MIN;
@@ -191,10 +181,11 @@ PADAM_INLINE double times_one_minus_beta2(double g, const Constants<double>& c) 
   return (c.one_minus_beta2_high + c.one_minus_beta2_low) * g;
 }
 
-// First half of the update of one element: moves the moments and returns d, the denominator before
-// the power. `h` is not touched without amsgrad.
-template <Decay decay, bool amsgrad, typename T>
-PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c) {
+// First half of the update of one element: moves the moments and returns d, the denominator
+// before the power. `h` is not touched without amsgrad.
+template <typename T>
+PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c, Decay decay,
+                              bool amsgrad) {
   if (decay == Decay::coupled) g = multiply_add(c.coupled_decay, x, g);
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
   v = rounded_once(times_one_minus_beta2(g, c), g, c.beta2 * v);
@@ -208,11 +199,10 @@ PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c)
 }
 
 // Second half: moves the parameter.
-template <Root root, Decay decay, bool all_tame, typename T>
-PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c) {
+template <Root root, bool all_tame, typename T>
+PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c, Decay decay) {
   const T kept = decay == Decay::decoupled ? multiply_add(-c.decoupled_decay, x, x) : x;
   return multiply_add(-c.step_size, adapted_step<root, all_tame>(m, d, c), kept);
 }
 
-}  // namespace PADAM_SIMD_LEVEL or device
 }  // namespace padam

@@ -33,8 +33,6 @@ def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: 
         grad_dtype: dtype of the gradients.
         root: the one of constants.py's ROOTS that all rows share, or the general one.
     """
-    if table.num_chunks == 0:
-        return
     moment_dtype = table.constants.dtype
     multi_tensor_padam[(table.num_chunks,)](
         table.addresses,
@@ -61,7 +59,7 @@ def triton_dtype(dtype: torch.dtype) -> tl.dtype:
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 
-NUM_CONSTANTS: tl.constexpr = tl.constexpr(14)  # fields of constants.py's Constants
+NUM_CONSTANTS: tl.constexpr = tl.constexpr(15)  # fields of constants.py's Constants
 
 
 @triton.jit(do_not_specialize=["num_tensors", "blocks_per_chunk"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from padam_ext import native, triton_step
+from padam_ext import cuda_step, native, triton_step
 from padam_ext.cpu import CpuStep
 from padam_ext.eager import EagerStep
 from padam_ext.gather import Live
@@ -60,11 +60,18 @@ class Backend:
 BACKENDS = (
     Backend(
         "triton",
-        triton_step.TritonStep,
+        triton_step.make_step,
         triton_step.DEVICE_TYPES,
         triton_step.unavailable_reason,
         triton_step.broken_reason,
         triton_step.takes,
+    ),
+    Backend(
+        "cuda",
+        cuda_step.make_step,
+        cuda_step.DEVICE_TYPES,
+        cuda_step.unavailable_reason,
+        cuda_step.broken_reason,
     ),
     Backend("cpu", CpuStep, frozenset({"cpu"}), lambda: native.unavailable_reason),
     Backend("eager", EagerStep, None),

@@ -43,12 +43,7 @@ class Constants(NamedTuple):
     exponent_high: float
     exponent_low: float
     amsgrad: float  # 0 or 1
-
-    @property
-    def root(self) -> int:
-        """Index into ROOTS. Square roots need a denominator that float32 does not lose."""
-        root = _ROOT_OF_EXPONENT.get(self.exponent, GENERAL)
-        return root if root == 0 or self.eps >= _SMALLEST_NORMAL else GENERAL
+    root: float  # index into ROOTS
 
 
 def make_constants(options: Hyperparameters, step: float) -> Constants:
@@ -74,7 +69,14 @@ def make_constants(options: Hyperparameters, step: float) -> Constants:
         exponent_high=exponent_high,
         exponent_low=exponent - exponent_high,
         amsgrad=float(options.amsgrad),
+        root=_root_of(exponent, options.eps),
     )
+
+
+def _root_of(exponent: float, eps: float) -> float:
+    """Square roots need a denominator that float32 does not lose."""
+    root = _ROOT_OF_EXPONENT.get(exponent, GENERAL)
+    return float(root if root == 0 or eps >= _SMALLEST_NORMAL else GENERAL)
 
 
 def _leading_bits_below(value: float) -> float:

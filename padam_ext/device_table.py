@@ -63,7 +63,7 @@ class DeviceTable:
         count = len(numels)
         lengths = {
             # A row for each tensor, should all be at different step counts.
-            "constants": count * len(Constants._fields) * moment_dtype.itemsize // 8,
+            "constants": -(-count * len(Constants._fields) * moment_dtype.itemsize // 8),
             "rows": count,
             "addresses": len(SLOTS) * count,
             "numels": count,

@@ -119,7 +119,7 @@ class LaunchTable:
             self.rows = array("q", [row_of[key] for key in each])
         constants = [make_constants(options[group], step) for group, step in occurring]
         self.constants = array("d", chain.from_iterable(constants))
-        roots = {row.root for row in constants}
+        roots = {int(row.root) for row in constants}
         self.root = roots.pop() if len(roots) == 1 else GENERAL
         self._rows_made_from = (list(options), steps)
 

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -5,14 +6,15 @@ import torch
 
 import padam_ext
 from checking import INTERPRETED
-from padam_ext import native
+from padam_ext import backends, cuda_step, native
 
 # Every way to compute a step. A backend that cannot run here is listed all the same: its tests
 # fail, they are not skipped. Triton's interpreter and compiler do not mix in one process, so
-# `make test-interpret` makes one of its own, for the triton backend only.
+# `make test-interpret` makes one of its own, for the triton backend only. The code of the CUDA
+# kernel runs here on the CPU, thread by thread.
 LEVELS = native.module.available_simd_levels() if native.module else ["missing"]
-VARIANTS = [*(f"cpu-{level}" for level in LEVELS), "eager"] + [
-    pytest.param(name, marks=pytest.mark.gpu) for name in ("triton@cuda", "eager@cuda")
+VARIANTS = [*(f"cpu-{level}" for level in LEVELS), "eager", "cuda-on-host"] + [
+    pytest.param(name, marks=pytest.mark.gpu) for name in ("triton@cuda", "cuda@cuda", "eager@cuda")
 ]
 if INTERPRETED:
     VARIANTS = ["triton"]
@@ -25,11 +27,31 @@ def backend(request, monkeypatch):
     Beside @ stands the device on which the test then makes its tensors.
     """
     name, _, device = request.param.partition("@")
-    name, _, level = name.partition("-")
-    if level:
-        monkeypatch.setattr(native, "simd_level", lambda: level)
+    name, _, how = name.partition("-")
+    if name == "cpu":
+        monkeypatch.setattr(native, "simd_level", lambda: how)
+    if how == "on-host":
+        run_cuda_on_host(monkeypatch)
     with torch.device(device or "cpu"):
         yield name
+
+
+def run_cuda_on_host(monkeypatch):
+    """Has the cuda backend take tensors on the CPU and run its kernel's code there."""
+
+    def on_host(device_table, table):
+        native.module.step_on_host(cuda_step.native_table(device_table, table))
+
+    calls = {
+        "unavailable_reason": lambda: None,
+        "takes": lambda: frozenset({"cpu"}),
+        "broken_reason": lambda device: None,
+    }
+    changed = tuple(
+        dataclasses.replace(b, **calls) if b.name == "cuda" else b for b in backends.BACKENDS
+    )
+    monkeypatch.setattr(backends, "BACKENDS", changed)
+    monkeypatch.setattr(cuda_step, "_launch", on_host)
 
 
 def pytest_addoption(parser):

@@ -172,7 +172,7 @@ def test_counts_that_differ_give_rows_of_their_own():
     rig.step()
     rig.assert_up_to_date()
     assert rig.device_table.rows.tolist() == [0, 1, 0]
-    assert rig.device_table.constants[14] != rig.device_table.constants[0]
+    assert rig.device_table.constants[15] != rig.device_table.constants[0]
 
 
 def test_a_launch_keeps_its_root_in_the_steady_state():

@@ -1,0 +1,22 @@
+// The fused step on NVIDIA's GPUs, and the same on the CPU for tests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device_table.h"
+
+namespace padam {
+
+// Why no GPU can be used by this build, in CUDA's words; empty if one can. Never throws.
+std::string cuda_problem();
+
+// Puts one launch that steps every tensor of the table on a stream of a device. The table and the
+// tensors lie in that device's memory. The current device stays what it was.
+// Throws std::runtime_error with CUDA's message, the device and the number of tensors.
+void step_cuda(const DeviceTable& table, int device, std::uintptr_t stream);
+
+// Runs what every thread of that launch would do, one after the other, on memory of the host.
+void step_on_host(const DeviceTable& table);
+
+}  // namespace padam

@@ -1,0 +1,192 @@
+"""Kernels that read a table in a device's memory: launches, seams, 64-bit offsets, bounds.
+
+The CUDA kernel's code runs on the CPU, Triton's in its interpreter (`make test-interpret`).
+"""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checking import INTERPRETED, step_and_check
+from padam_ext import FusedPadam, cuda_step, native, triton_step
+from padam_ext.constants import ROOTS, make_constants
+from padam_ext.hyperparameters import Hyperparameters
+
+pytestmark = pytest.mark.parametrize(
+    "backend", ["triton" if INTERPRETED else "cuda-on-host"], indirect=True
+)
+# x = -g: an element that is stepped twice, or not at all, shows.
+OPTIONS = Hyperparameters(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, True, "none", False, False)
+
+
+@pytest.fixture
+def launches(backend, monkeypatch):
+    """Programs of each launch of the kernel."""
+    grids = []
+    if backend == "cuda":
+        original = cuda_step._launch
+
+        def counting(device_table, table):
+            grids.append((device_table.num_chunks,))
+            original(device_table, table)
+
+        monkeypatch.setattr(cuda_step, "_launch", counting)
+        return grids
+
+    from padam_ext.kernels import multi_tensor_padam as kernel
+
+    triton_step.broken_reason(torch.device("cpu"))  # makes a step of its own, once
+    original = kernel.multi_tensor_padam
+
+    class Counting:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return original[grid]
+
+    monkeypatch.setattr(kernel, "multi_tensor_padam", Counting())
+    return grids
+
+
+def test_groups_of_different_options_share_one_launch(launches, backend):
+    options = [
+        {"lr": 0.5, "betas": (0.5, 0.9), "weight_decay": 0.1},
+        {"partial": 0.4, "eps": 1e-2, "amsgrad": False},
+        {"partial": 0.5, "maximize": True, "bias_correction": "adam"},
+    ]
+    groups = [
+        {"params": [torch.nn.Parameter(torch.randn(3)) for _ in range(100)], **option}
+        for option in options
+    ]
+    optimizer = FusedPadam(groups, backend=backend)
+    for _ in range(2):
+        for group in groups:
+            for param in group["params"]:
+                param.grad = torch.randn(3)
+        step_and_check(optimizer)
+    assert launches == [(300,), (300,)]
+
+
+def test_each_combination_of_dtypes_is_one_launch(launches, backend):
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    params = [torch.nn.Parameter(torch.randn(3).to(dtype)) for dtype in dtypes * 2]
+    optimizer = FusedPadam(params, backend=backend)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    step_and_check(optimizer)
+    assert launches == [(2,)] * 3
+
+
+def test_nothing_is_launched_for_empty_tensors(launches, backend):
+    param = torch.nn.Parameter(torch.empty(0))
+    optimizer = FusedPadam([param], backend=backend)
+    param.grad = torch.empty(0)
+    optimizer.step()
+    assert launches == []
+
+
+@pytest.mark.parametrize("partial", [1 / 8, 0.3])
+def test_seams_between_chunks_of_several_blocks(partial, launches, backend):
+    # 48 blocks: chunks of three, since the CPU counts as one processor.
+    sizes = [1024 * 40 + 300, 1024 * 2, 1024 * 2 + 1, 1024 * 2 - 1]
+    params = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+    optimizer = FusedPadam(params, weight_decay=0.1, partial=partial, backend=backend)
+    for param in params:
+        param.grad = torch.randn_like(param)
+    step_and_check(optimizer)
+    assert launches == [(14 + 1 + 1 + 1,)]
+
+
+@pytest.mark.parametrize("shift", [0, 4, 1], ids=["aligned", "aligned inside", "not aligned"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_whole_blocks_and_tails_write_nowhere_else(dtype, shift, backend):
+    sentinel, size = 77.0, 1024 * 2 + 37
+    kinds = (dtype, dtype, *[torch.float32] * 3)
+    buffers = [torch.full((size + 64,), sentinel, dtype=kind) for kind in kinds]
+    start = 16 + shift  # 16 elements keep every dtype aligned
+    views = [buffer[start : start + size] for buffer in buffers]
+    for view in views:
+        view.zero_()
+    views[0].copy_(torch.randn(size))
+    views[1].copy_(torch.randn(size))
+    param = torch.nn.Parameter(views[0])
+    param.grad = views[1]
+    optimizer = FusedPadam([param], weight_decay=0.1, backend=backend)
+    optimizer.state[param] = {
+        "step": torch.tensor(0.0),
+        **dict(zip(("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), views[2:], strict=True)),
+    }
+    step_and_check(optimizer)
+    assert optimizer.state[param]["exp_avg"].data_ptr() == views[2].data_ptr()
+    for buffer in buffers:
+        assert (buffer[:start] == sentinel).all()
+        assert (buffer[start + size :] == sentinel).all()
+
+
+class Table:
+    """A table in memory, by hand, of tensors at any address."""
+
+    param_dtype = grad_dtype = 0
+    root = ROOTS.index("general")
+
+    def __init__(self, addresses, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk):
+        self.addresses = torch.tensor(addresses)  # [slot][tensor]
+        self.numels = torch.tensor(numels)
+        self.rows = torch.zeros(len(numels), dtype=torch.int64)
+        self.constants = torch.tensor(make_constants(OPTIONS, 1.0), dtype=torch.float32)
+        self.chunk_tensors = torch.tensor(chunk_tensors)
+        self.chunk_first_blocks = torch.tensor(chunk_first_blocks)
+        self.num_chunks = len(chunk_tensors)
+        self.blocks_per_chunk = blocks_per_chunk
+
+    def launch(self, backend):
+        if backend == "triton":
+            triton_step._launch(self, self)
+        else:
+            native.module.step_on_host(cuda_step.native_table(self, self))
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_offsets_beyond_two_to_the_31_elements(aligned, backend):
+    """A tensor said to begin so far below a small buffer that its last chunk lies inside it."""
+    first_block = 2**31 // 1024 + 5
+    buffers = [torch.zeros(2048) for _ in range(5)]
+    x, g = buffers[:2]
+    g.fill_(1.0)
+    shift = 0 if aligned else 1
+    addresses = [b.data_ptr() + 4 * (shift - first_block * 1024) for b in buffers]
+    Table(addresses, [first_block * 1024 + 1030], [0], [first_block], 2).launch(backend)
+    assert (x[shift : shift + 1030] == -1).all()
+    assert (x[:shift] == 0).all()
+    assert (x[shift + 1030 :] == 0).all()
+
+
+@settings(
+    deadline=None,
+    max_examples=10 if INTERPRETED else 100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # `backend` stays as it is
+)
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 4)), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_every_element_is_stepped_once(backend, tensors, blocks_per_chunk):
+    buffers = [[torch.zeros(size + 16) for _ in range(5)] for size, _ in tensors]
+    for slots in buffers:
+        slots[1].fill_(1.0)
+    chunks = [
+        (tensor, first)
+        for tensor, (size, _) in enumerate(tensors)
+        for first in range(0, -(-size // 1024), blocks_per_chunk)
+    ]
+    addresses = [
+        slots[slot].data_ptr() + 4 * shift
+        for slot in range(5)
+        for slots, (_, shift) in zip(buffers, tensors, strict=True)
+    ]
+    sizes = [size for size, _ in tensors]
+    Table(addresses, sizes, *zip(*chunks, strict=True), blocks_per_chunk).launch(backend)
+    for (x, *_), (size, shift) in zip(buffers, tensors, strict=True):
+        assert (x[:shift] == 0).all()
+        assert (x[shift : shift + size] == -1).all()
+        assert (x[shift + size :] == 0).all()
