@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo bench test lint types tests \
-	test-build test-sanitize test-interpret test-compile test-gpu test-gpu-sanitize clean
+	test-build test-sanitize test-interpret test-compile test-cuda test-gpu test-gpu-sanitize clean
 
 help:
 	@echo "make demo           train a small CNN on handwritten digits, compare four optimizers"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
 	@echo "make test-interpret the Triton kernel in Triton's interpreter"
 	@echo "make test-compile   the Triton kernel compiled for GPUs, without one; writes a table"
+	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one; writes a table"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make bench          time of a step beside torch.optim's, on this CPU"
 	@echo "make clean          remove what these made"
@@ -37,16 +38,16 @@ test: lint types tests
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/*.cu
 
 types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-build: $(READY)
-	$(BIN)/python -m pytest -m build
+	$(BIN)/python -m pytest -n auto -m build
 
 # A second copy of the package, whose native module is built with both sanitizers. The runtime has
 # to be loaded before Python; leaks are not looked for, since Python itself never frees all. Of the
@@ -58,9 +59,9 @@ test-sanitize: $(READY)
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) .
 	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-		$(BIN)/pytest --expect-package-in=$(SANITIZED) -k "not eager and not cpu-plain" \
+		$(BIN)/pytest -n auto --expect-package-in=$(SANITIZED) -k "not eager and not cpu-plain" \
 		tests/test_native.py tests/test_layouts.py tests/test_random_lists.py tests/test_edges.py tests/test_ranges.py \
-		tests/test_plan.py
+		tests/test_plan.py tests/test_device_kernels.py
 
 # The interpreter and the compiler do not mix in one process. test_backends.py is about processes
 # in which nothing is interpreted.
@@ -72,6 +73,11 @@ test-interpret: $(READY)
 test-compile: $(READY)
 	$(BIN)/python -m pytest -n auto -m compile
 	$(BIN)/python -m benchmarks.triton_kernels
+
+# Needs nvcc, and of Triton the programs that read machine code.
+test-cuda: $(READY)
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m nvcc
+	$(BIN)/python -m benchmarks.cuda_kernels
 
 GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py \
 	checkpoint.py conventions.py)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.progress import track
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.machine_code import instructions, loops, nvidia_tool
 from padam_ext.constants import ROOTS
 from padam_ext.kernels import multi_tensor_padam as kernel
 
@@ -85,52 +85,19 @@ def compile_variant(dtypes: tuple[torch.dtype, ...], root: int, target: GPUTarge
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
-        usage = _nvidia_tool("cuobjdump", "-res-usage", cubin.name)
-        machine_code = _nvidia_tool("nvdisasm", "-c", cubin.name)
+        usage = nvidia_tool("cuobjdump", "-res-usage", cubin.name)
+        machine_code = nvidia_tool("nvdisasm", "-c", cubin.name)
     stack, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("STACK", "LOCAL"))
     return Compiled(
         compiled.asm["ptx"],
         int(re.search(r"REG:(\d+)", usage)[1]),
         stack + local,
-        _instructions(first_loop(machine_code)) / (16 // moment.itemsize),
+        instructions(loops(machine_code)[0]) / (16 // moment.itemsize),
     )
 
 
 def _field(assembly: str, name: str) -> int:
     return int(re.search(rf"{re.escape(name)}:\s+(\d+)", assembly)[1])
-
-
-def _nvidia_tool(name: str, *arguments: str) -> str:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    return subprocess.run([tool, *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def first_loop(assembly: str) -> list[str]:
-    """Lines of the first loop, in PTX, NVIDIA's or AMD's machine code: the path of whole blocks."""
-    lines = assembly.splitlines()
-    label_at: dict[str, int] = {}
-    loops = []
-    for at, line in enumerate(lines):
-        if label := re.match(r"\s*([.$]L\w+):", line):
-            label_at[label[1]] = at
-        elif (jump := re.search(r"bra.*([.$]L\w+)", line, re.IGNORECASE)) and jump[1] in label_at:
-            loops.append((label_at[jump[1]], at + 1))
-    return lines[slice(*min(loops))]
-
-
-def _instructions(loop: list[str]) -> int:
-    """Instructions in lines of NVIDIA's machine code.
-
-    Without the calls that square roots and divisions make for unusual numbers, where these stand in
-    short blocks of their own, which are jumped over.
-    """
-    blocks: list[list[str]] = [[]]
-    for line in loop:
-        if line.strip().startswith("/*"):
-            blocks[-1].append(line)
-        if "BRA" in line or line.startswith("."):
-            blocks.append([])
-    return sum(len(b) for b in blocks if len(b) > 8 or "CALL" not in " ".join(b))
 
 
 def describe(dtypes: tuple[torch.dtype, ...]) -> str:

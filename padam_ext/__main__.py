@@ -25,12 +25,14 @@ def main() -> None:
     print(f"triton     {_version_of('triton')}")
     print(f"python     {platform.python_version()} on {platform.system()} {platform.machine()}")
     print(f"threads    {torch.get_num_threads()} (torch.set_num_threads changes it)")
-    print(f"devices    {', '.join(_devices())}")
+    devices = _devices()
+    print(f"devices    {', '.join(f'{name} {what}'.strip() for name, what in devices.items())}")
     if native.module is not None:
         levels = ", ".join(native.module.available_simd_levels())
         openmp = "with OpenMP" if native.module.openmp else "without OpenMP: one thread"
         print(f"SIMD       {native.simd_level()} in use (this CPU can run {levels})")
         print(f"native     built by {native.module.compiler}, {openmp}")
+        print(f"CUDA       {_cuda_code()}")
     print("\nbackends")
     for backend in BACKENDS:
         takes = (
@@ -42,6 +44,9 @@ def main() -> None:
         if (reason := backend.unavailable_reason()) is not None:
             status = f"not available: {reason}"
         print(f"  {backend.name:<8} {status}")
+        for device in map(torch.device, devices) if reason is None else ():
+            if backend.is_for(device) and (broken := backend.broken_reason(device)) is not None:
+                print(f"  {'':<8} but not on {device}: {broken}")
 
 
 def _version_of(package: str) -> str:
@@ -51,9 +56,19 @@ def _version_of(package: str) -> str:
         return "not installed"
 
 
-def _devices() -> list[str]:
-    names = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    return ["cpu", *names]
+def _cuda_code() -> str:
+    if not hasattr(native.module, "step_cuda"):
+        return "not built in"
+    return f"code for {native.module.cuda_architectures}, by {native.module.cuda_compiler}"
+
+
+def _devices() -> dict[str, str]:
+    """Devices and what they are."""
+    found = {"cpu": ""}
+    for kind in (torch.cuda, torch.xpu):
+        name = kind.__name__.rpartition(".")[-1]
+        found |= {f"{name}:{i}": kind.get_device_name(i) for i in range(kind.device_count())}
+    return found
 
 
 if __name__ == "__main__":

@@ -55,10 +55,11 @@ def unavailable_reason() -> str | None:
         )
     if torch.version.hip is not None:
         return "it is for NVIDIA's GPUs, and this torch is for AMD's"
-    if problem := native.module.cuda_problem():
-        return f"CUDA reports: {problem}"
+    problem = native.module.cuda_problem()
     if not torch.cuda.is_available():
-        return "torch sees no NVIDIA GPU here; install a build of torch for CUDA"
+        return f"torch sees no NVIDIA GPU here ({problem or 'CUDA itself sees one'})"
+    if problem:
+        return f"{problem}; update the GPU's driver, or build padam_ext with an older CUDA toolkit"
     return None
 
 

@@ -16,6 +16,7 @@ import torch
 
 import padam_ext
 from padam_ext import FusedPadam, available_backends, backends, triton_step
+from padam_ext.device_step import Trial
 
 ROOT = Path(__file__).parents[1]
 
@@ -148,7 +149,7 @@ def test_triton_for_tensors_on_the_cpu_says_why_not():
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no C compiler\nat all"), None])
-def test_a_small_step_shows_whether_triton_works(failure, monkeypatch):
+def test_a_small_step_shows_whether_a_kernel_works(failure):
     class Fails:
         def __init__(self, bucket):
             if failure is not None:
@@ -157,9 +158,7 @@ def test_a_small_step_shows_whether_triton_works(failure, monkeypatch):
         def __call__(self, live, options):
             pass
 
-    monkeypatch.setattr(triton_step, "TritonStep", Fails)
-    monkeypatch.setattr(triton_step, "_works_on", set())
-    reason = triton_step.broken_reason(torch.device("cpu"))
+    reason = Trial("Triton", Fails).broken_reason(torch.device("cpu"))
     if failure is not None:
         assert reason == "Triton fails on cpu with RuntimeError: no C compiler"
     else:

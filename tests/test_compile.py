@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import triton_kernels
+from benchmarks.machine_code import loops
 
 pytestmark = pytest.mark.compile
 MOST_REGISTERS = {torch.float32: 80, torch.float64: 112}  # by dtype of the moments
@@ -28,7 +29,7 @@ def test_a_variant(dtypes, root, target):
     # type the 8 bytes of as many elements.
     elements = 16 // dtypes[2].itemsize
     param, grad, moment = (elements * dtype.itemsize for dtype in dtypes)
-    loop = triton_kernels.first_loop(compiled.assembly)
+    loop = loops(compiled.assembly)[0]
     assert accesses(loop, "load|ld") == sorted([param, grad] + [moment] * 3)
     assert accesses(loop, "store|st") == sorted([param] + [moment] * 3)
 

@@ -26,10 +26,12 @@ def run_setup(*arguments, **environment):
     ("environment", "message"),
     [
         ({"PADAM_EXT_BUILD": "gpu"}, "must be auto, cpu, cuda or none, got 'gpu'"),
-        ({"PADAM_EXT_BUILD": "cuda"}, "no CUDA code; use auto or cpu"),
+        ({"PADAM_EXT_BUILD": "cuda", "CUDACXX": "none"}, "needs a CUDA compiler .* CUDACXX"),
+        ({"PADAM_EXT_BUILD": "cuda", "CXX": "none"}, "=cuda needs a C.. compiler .* install"),
+        ({"PADAM_EXT_CUDA_ARCHS": "80;sm_90"}, "must list compute .*'80;90', got 'sm_90'"),
         ({"PADAM_EXT_BUILD": "cpu", "CXX": "no-such-compiler"}, "needs a C.. compiler .* install"),
     ],
-    ids=["unknown", "cuda", "cpu without a compiler"],
+    ids=["unknown", "no nvcc", "no compiler for cuda", "architectures", "no compiler for cpu"],
 )
 def test_refusals_say_what_to_do(environment, message):
     result = run_setup("--version", **environment)

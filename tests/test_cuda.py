@@ -1,0 +1,106 @@
+"""The cuda backend on a machine without a GPU: what it says. Its kernel's code: see conftest.py."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from padam_ext import FusedPadam, backends, cuda_step, native, triton_step
+from padam_ext.native import module
+
+WITH_CUDA = hasattr(module, "step_cuda")
+
+
+def test_it_says_why_it_cannot_run_here():
+    reason = "torch sees no NVIDIA GPU here" if WITH_CUDA else "was built without CUDA; install"
+    with pytest.raises(RuntimeError, match=f"^backend='cuda' cannot run here: .*{reason}"):
+        FusedPadam([torch.nn.Parameter(torch.ones(3))], backend="cuda")
+
+
+class Module:
+    """A native module that was built with CUDA or without."""
+
+    def __init__(self, problem=None):
+        if problem is not None:
+            self.step_cuda = lambda table, device, stream: None
+            self.cuda_problem = lambda: problem
+
+
+@pytest.mark.parametrize(
+    ("built", "torch_sees_it", "hip", "reason"),
+    [
+        (None, True, None, "nothing was built"),
+        (Module(), True, None, "built without CUDA; install the CUDA toolkit, then reinstall"),
+        (Module(""), True, "7.1", "this torch is for AMD's"),
+        (Module("no device"), False, None, r"torch sees no NVIDIA GPU here \(no device\)"),
+        (Module(""), False, None, r"torch sees no NVIDIA GPU here \(CUDA itself sees one\)"),
+        (Module("old driver"), True, None, "^old driver; update the GPU's driver, or build"),
+        (Module(""), True, None, None),
+    ],
+)
+def test_reasons(built, torch_sees_it, hip, reason, monkeypatch):
+    monkeypatch.setattr(native, "module", built)
+    monkeypatch.setattr(native, "unavailable_reason", "nothing was built")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_sees_it)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    found = cuda_step.unavailable_reason()
+    assert found is None if reason is None else re.search(reason, found)
+
+
+def test_the_order_on_an_nvidia_gpu(monkeypatch):
+    """Triton hidden: cuda. Neither: eager, with one warning that names both reasons."""
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(backends, "_warned", set())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(native, "module", Module(""))
+    for step in (cuda_step, triton_step):
+        monkeypatch.setattr(step._trial, "_works_on", {gpu})
+    assert backends.choose("auto", gpu).name == "triton"
+    monkeypatch.setattr(triton_step, "_installation_problem", lambda: "Triton is not installed")
+    assert backends.choose("auto", gpu).name == "cuda"
+    monkeypatch.setattr(native, "module", Module())
+    with pytest.warns(UserWarning, match="triton: Triton is not .*; cuda: .* without CUDA") as told:
+        assert backends.choose("auto", gpu).name == "eager"
+    assert backends.choose("auto", gpu).name == "eager"
+    assert len(told) == 1
+
+
+def test_an_error_of_cuda_says_what_where_and_how_much():
+    """There is no driver here; a module without CUDA has no such function."""
+    table = module.DeviceTable(
+        addresses=0, numels=0, rows=0, constants=0, chunk_tensors=0, chunk_first_blocks=0,
+        num_tensors=3, num_chunks=1, blocks_per_chunk=1, param_dtype=0, grad_dtype=0,
+    )  # fmt: skip
+    if not WITH_CUDA:
+        assert not hasattr(module, "cuda_problem")
+        return
+    message = r"^CUDA failed to .* for 3 tensors on cuda:0: .+ \(cudaError\w+\)$"
+    with pytest.raises(RuntimeError, match=message):
+        module.step_cuda(table, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        ({"param_dtype": 7}, "param_dtype: 7 is not a dtype"),
+        ({"grad_dtype": 2}, "a gradient of dtype 2 beside a parameter of dtype 0"),
+    ],
+)
+def test_a_table_of_dtypes_that_no_kernel_takes(dtypes, message):
+    fields = dict.fromkeys(
+        ("addresses", "numels", "rows", "constants", "chunk_tensors", "chunk_first_blocks",
+         "num_tensors", "num_chunks", "blocks_per_chunk", "param_dtype", "grad_dtype"), 0
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        module.DeviceTable(**fields | dtypes)
+
+
+def test_the_report_names_the_architectures():
+    output = subprocess.run(
+        [sys.executable, "-m", "padam_ext"], check=True, capture_output=True, text=True
+    ).stdout
+    [line] = (line for line in output.splitlines() if line.startswith("CUDA"))
+    expected = r"code for (sm_\d+ ?)+, by nvcc \d+" if WITH_CUDA else "not built in"
+    assert re.search(expected, line)
