@@ -67,7 +67,7 @@ test-sanitize: $(READY)
 # in which nothing is interpreted.
 test-interpret: $(READY)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -n auto -k triton -m "not build and not compile and not gpu" \
+		$(BIN)/python -m pytest -n auto -k triton -m "not build and not compile and not nvcc and not gpu" \
 		--ignore tests/test_backends.py
 
 test-compile: $(READY)
@@ -89,7 +89,7 @@ test-gpu:
 
 # Where NVIDIA's compute-sanitizer is installed.
 test-gpu-sanitize:
-	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu tests/test_gpu.py -k "cpu_kernel"
+	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu tests/test_gpu.py -k "another_kernel"
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info padam_ext/_native*.so \

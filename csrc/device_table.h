@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 
 #include "half_types.h"
 #include "launch_table.h"
@@ -52,28 +53,33 @@ struct Operands {
   T* h;
 };
 
-// Tells the compiler that an address, which came out of a table, is one of global memory.
-PADAM_INLINE void promise_global([[maybe_unused]] const void* pointer) {
-#if defined(__CUDA_ARCH__)
-  __builtin_assume(__isGlobal(pointer));
-#endif
-}
-
 template <typename T>
 PADAM_INLINE T* pointer(std::int64_t address) {
   return reinterpret_cast<T*>(static_cast<std::uintptr_t>(address));
 }
 
+// Tells a GPU's compiler that an address, which came out of a table, is one of global memory. On
+// the host, where most addresses work, refuses those at which a GPU would fail.
+template <typename Pack>
+PADAM_INLINE Pack* checked(Pack* pack) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(pack));
+#else
+  if (reinterpret_cast<std::uintptr_t>(pack) % alignof(Pack) != 0) {
+    throw std::logic_error("a pack at an address that is not aligned");
+  }
+#endif
+  return pack;
+}
+
 template <int width, typename T>
 PADAM_INLINE Pack<T, width> load(const T* from) {
-  promise_global(from);
-  return *reinterpret_cast<const Pack<T, width>*>(from);
+  return *checked(reinterpret_cast<const Pack<T, width>*>(from));
 }
 
 template <int width, typename T>
 PADAM_INLINE void store(T* to, const Pack<T, width>& values) {
-  promise_global(to);
-  *reinterpret_cast<Pack<T, width>*>(to) = values;
+  *checked(reinterpret_cast<Pack<T, width>*>(to)) = values;
 }
 
 // Steps elements [at, at + width) of a tensor; an address of that many elements must be aligned.

@@ -17,6 +17,7 @@ std::string cuda_problem();
 void step_cuda(const DeviceTable& table, int device, std::uintptr_t stream);
 
 // Runs what every thread of that launch would do, one after the other, on memory of the host.
+// Throws std::logic_error at an access that a GPU could not make.
 void step_on_host(const DeviceTable& table);
 
 }  // namespace padam

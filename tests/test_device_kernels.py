@@ -161,6 +161,17 @@ def test_offsets_beyond_two_to_the_31_elements(aligned, backend):
     assert (x[shift + 1030 :] == 0).all()
 
 
+@pytest.mark.parametrize("slot", range(5))
+def test_packs_are_for_tensors_of_which_every_slot_is_aligned(slot, backend):
+    """Interpreted, Triton takes any address; test_triton.py looks at its blocks."""
+    size = 2 * 1024 + 5
+    buffers = [torch.zeros(size + 16) for _ in range(5)]
+    views = [b[int(i == slot) :][:size] for i, b in enumerate(buffers)]
+    views[1].fill_(1.0)
+    Table([view.data_ptr() for view in views], [size], [0], [0], 3).launch(backend)
+    assert (views[0] == -1).all()
+
+
 @settings(
     deadline=None,
     max_examples=10 if INTERPRETED else 100,

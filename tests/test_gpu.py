@@ -1,16 +1,18 @@
 """What only a GPU can show: `make test-gpu`, which fails where there is none.
 
-The shared tests run there, too, with `triton@cuda` and `eager@cuda` in the place of a backend.
+The shared tests run there, too, with `triton@cuda`, `cuda@cuda` and `eager@cuda` in the place of a
+backend.
 """
 
 import pytest
 import torch
 
-from padam_ext import FusedPadam
+from padam_ext import FusedPadam, native
 
 pytestmark = pytest.mark.gpu
 OPTIONS = {"weight_decay": 0.1, "lr": 0.01}
 SIZES = (1, 1000, 1024, 100_003)
+each_kernel = pytest.mark.parametrize("kernel", ["triton", "cuda"])
 
 
 def make_params(device="cuda", dtype=torch.float32, sizes=SIZES):
@@ -50,26 +52,30 @@ def test_auto_takes_triton():
     assert any("multi_tensor_padam" in event.key for event in profile.key_averages())
 
 
+@pytest.mark.parametrize("other", [("triton", "cuda"), ("cpu", "cpu")], ids=["triton", "cpu"])
+@each_kernel
 @pytest.mark.parametrize("partial", [0.0, 1 / 16, 1 / 8, 0.3, 1 / 4, 1 / 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_agrees_with_the_cpu_kernel(dtype, partial):
+def test_agrees_with_another_kernel(dtype, partial, kernel, other):
     tolerance = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}.get(dtype, 2e-6)
     for ours, theirs in zip(
-        run("triton", "cuda", partial, dtype), run("cpu", "cpu", partial, dtype), strict=True
+        run(kernel, "cuda", partial, dtype), run(*other, partial, dtype), strict=True
     ):
         bound = tolerance if ours.dtype == dtype else 2e-6
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
 
 
-def test_bitwise_the_same_from_run_to_run():
-    for one, other in zip(run("triton", "cuda"), run("triton", "cuda"), strict=True):
+@each_kernel
+def test_bitwise_the_same_from_run_to_run(kernel):
+    for one, other in zip(run(kernel, "cuda"), run(kernel, "cuda"), strict=True):
         assert torch.equal(one, other)
 
 
-def test_one_kernel_for_each_step_and_no_copy_in_the_steady_state():
+@each_kernel
+def test_one_kernel_for_each_step_and_no_copy_in_the_steady_state(kernel):
     params = make_params()
     groups = [{"params": [p], "lr": 0.1 * i, "partial": 0.1 * i} for i, p in enumerate(params)]
-    optimizer = FusedPadam(groups)
+    optimizer = FusedPadam(groups, backend=kernel)
     set_grads(params, 0)
     optimizer.step()
     torch.cuda.synchronize()
@@ -81,9 +87,10 @@ def test_one_kernel_for_each_step_and_no_copy_in_the_steady_state():
     assert len(on_device) == 5, [event.name for event in on_device]
 
 
-def test_no_step_waits_for_the_device():
+@each_kernel
+def test_no_step_waits_for_the_device(kernel):
     params = make_params()
-    optimizer = FusedPadam(params)
+    optimizer = FusedPadam(params, backend=kernel)
     set_grads(params, 0)
     optimizer.step()
     grads = [[torch.randn_like(p) for p in params] for _ in range(6)]
@@ -99,9 +106,10 @@ def test_no_step_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_memory_is_stable():
+@each_kernel
+def test_memory_is_stable(kernel):
     params = make_params()
-    optimizer = FusedPadam(params)
+    optimizer = FusedPadam(params, backend=kernel)
     used = []
     for seed in range(1000):
         for param in params:
@@ -111,11 +119,12 @@ def test_memory_is_stable():
     assert max(used[500:]) <= max(used[100:500])
 
 
-def test_streams():
+@each_kernel
+def test_streams(kernel):
     """Steps on changing streams, each behind the one before as torch's own operations are."""
-    expected = run("triton", "cuda", steps=6)
+    expected = run(kernel, "cuda", steps=6)
     params = make_params()
-    optimizer = FusedPadam(params, **OPTIONS)
+    optimizer = FusedPadam(params, **OPTIONS, backend=kernel)
     streams = [torch.cuda.Stream() for _ in range(2)]
     last = torch.cuda.current_stream()
     for seed in range(6):
@@ -132,12 +141,13 @@ def test_streams():
         assert torch.equal(param.cpu(), want)
 
 
-def test_several_devices_and_one_that_is_not_current():
+@each_kernel
+def test_several_devices_and_one_that_is_not_current(kernel):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
-    expected = run("triton", "cuda:0")
+    expected = run(kernel, "cuda:0")
     params = make_params("cuda:0") + make_params("cuda:1")
-    optimizer = FusedPadam(params, **OPTIONS)
+    optimizer = FusedPadam(params, **OPTIONS, backend=kernel)
     for seed in range(3):
         set_grads(params[: len(SIZES)], seed)
         set_grads(params[len(SIZES) :], seed)
@@ -145,6 +155,16 @@ def test_several_devices_and_one_that_is_not_current():
     assert torch.cuda.current_device() == 0
     for param, want in zip(params, expected[: len(SIZES)] * 2, strict=True):
         assert torch.equal(param.cpu(), want)
+
+
+def test_an_error_of_cuda_is_told_and_leaves_the_device_usable():
+    table = native.module.DeviceTable(
+        addresses=0, numels=0, rows=0, constants=0, chunk_tensors=0, chunk_first_blocks=0,
+        num_tensors=3, num_chunks=1, blocks_per_chunk=1, param_dtype=0, grad_dtype=0,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"for 3 tensors on cuda:99: invalid device ordinal"):
+        native.module.step_cuda(table, 99, 0)
+    run("cuda", "cuda")
 
 
 def test_nothing_is_compiled_for_a_new_lr_partial_list_or_size():
@@ -165,7 +185,8 @@ def test_nothing_is_compiled_for_a_new_lr_partial_list_or_size():
     assert len(compiled) == before
 
 
-def test_more_than_two_to_the_31_elements():
+@each_kernel
+def test_more_than_two_to_the_31_elements(kernel):
     numel = 2**31 + 5
     needed = numel * 17
     free, _ = torch.cuda.mem_get_info()
@@ -176,7 +197,7 @@ def test_more_than_two_to_the_31_elements():
     for part in (slice(0, 3), slice(2**31 - 2, 2**31 + 2), slice(numel - 3, numel)):
         param.grad[part] = 1.0
     expected = -0.1 * 0.1 / (0.001**0.5 + 1e-8) ** 0.25
-    FusedPadam([param], backend="triton").step()
+    FusedPadam([param], backend=kernel).step()
     moved = param.detach() != 0
     assert int(moved.sum()) == 10
     values = param.detach()[moved].double()

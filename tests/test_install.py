@@ -1,6 +1,8 @@
 """Installs as a user does, in fresh environments: `make test-build`, which takes minutes."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -8,10 +10,14 @@ import tarfile
 import venv
 from pathlib import Path
 
+import pybind11
 import pytest
 
 pytestmark = pytest.mark.build
 ROOT = Path(__file__).parents[1]
+needs_nvcc = pytest.mark.skipif(
+    shutil.which("nvcc") is None, reason="there is no nvcc, so no CUDA code that could be built"
+)
 
 
 def run(*command, **environment):
@@ -38,7 +44,8 @@ class Environment:
 
     def install(self, *what, **environment):
         pip = (self.python, "-m", "pip", "--disable-pip-version-check", "install", "-v")
-        return run(*pip, "--no-deps", *what, **environment)
+        # Where it matters, a test asks for more than the CPU's code, which is built faster.
+        return run(*pip, "--no-deps", *what, **{"PADAM_EXT_BUILD": "cpu"} | environment)
 
     def lend_torch(self):
         """Makes torch and what it needs visible, as if it had been installed afterwards."""
@@ -46,6 +53,21 @@ class Environment:
 
     def native_modules(self):
         return list((self.site_packages / "padam_ext").glob("_native*.so"))
+
+
+def without_nvcc(folder):
+    """A PATH with everything on it but nvcc."""
+    folders = []
+    for at, place in enumerate(os.environ["PATH"].split(os.pathsep)):
+        if Path(place, "nvcc").exists():
+            copy = folder / f"path-{at}"
+            copy.mkdir()
+            for program in Path(place).iterdir():
+                if program.name != "nvcc":
+                    (copy / program.name).symlink_to(program)
+            place = str(copy)
+        folders.append(place)
+    return os.pathsep.join(folders)
 
 
 IMPORT_KERNELS = "import padam_ext.kernels.multi_tensor_padam as k; print(k.__file__)"
@@ -80,9 +102,12 @@ def test_the_sdist_holds_what_a_build_needs(sdist):
     assert not any(name.endswith((".so", ".pyc")) for name in names)
 
 
-def test_without_torch_the_native_module_is_built_and_works_once_torch_comes(sdist, environment):
-    output = environment.install(sdist)
-    assert "padam_ext: built the native CPU module" in output
+def test_without_torch_the_native_module_is_built_and_works_once_torch_comes(
+    sdist, environment, tmp_path
+):
+    output = environment.install(sdist, PADAM_EXT_BUILD="auto", PATH=without_nvcc(tmp_path))
+    assert "padam_ext: no CUDA compiler was found (CUDACXX, PATH, CUDA_HOME): CPU code" in output
+    assert "padam_ext: built the native CPU module, without CUDA" in output
     assert len(environment.native_modules()) == 1
     # `kernels` at the top level would be another project's name.
     assert (environment.site_packages / "padam_ext" / "kernels" / "padam_math.py").exists()
@@ -91,14 +116,69 @@ def test_without_torch_the_native_module_is_built_and_works_once_torch_comes(sdi
     output = run(environment.python, "-W", "error", "-c", STEP)
     assert str(environment.site_packages) in output
     assert "('cpu', 'eager')" in output
-    assert "cpu      available" in run(environment.python, "-m", "padam_ext")
+    report = run(environment.python, "-m", "padam_ext")
+    assert "cpu      available" in report
+    assert "cuda     not available: the native module was built without CUDA" in report
+
+
+@needs_nvcc
+def test_with_nvcc_the_cuda_code_is_built_and_needs_no_driver(sdist, environment):
+    output = environment.install(sdist, PADAM_EXT_BUILD="cuda", PADAM_EXT_CUDA_ARCHS="9.0")
+    assert "padam_ext: built the native CPU and CUDA module, by nvcc" in output
+    environment.lend_torch()
+    report = run(environment.python, "-m", "padam_ext")
+    assert re.search(r"^CUDA +code for sm_90, by nvcc ", report, re.MULTILINE)
+    assert "cuda     not available: torch sees no NVIDIA GPU" in report
+
+
+def configure(folder, *options, **environment):
+    """What CMake says, and what it is going to build."""
+    output = run(
+        Path(sysconfig.get_path("scripts"), "cmake"), "-S", ROOT / "csrc", "-B", folder,
+        f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        *options, **environment,
+    )  # fmt: skip
+    return output, (folder / "summary.txt").read_text()
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("asked", "built", "left_out"),
+    [(None, "sm_80 sm_90 sm_100 sm_120", None), ("120;80;11", "sm_80 sm_120", "sm_11")],
+)
+def test_architectures(asked, built, left_out, tmp_path):
+    options = [f"-DPADAM_CUDA_ARCHS={asked}"] if asked else []
+    output, summary = configure(tmp_path, "-DPADAM_CUDA=AUTO", *options)
+    assert summary.endswith(f" for {built}")
+    assert left_out is None or f"does not know {left_out}, which is left out" in output
+
+
+@needs_nvcc
+def test_architectures_of_which_nvcc_knows_none(tmp_path):
+    with pytest.raises(
+        AssertionError, match=r"\(11;12\) this CUDA\s+compiler knows none;\s+it knows"
+    ):
+        configure(tmp_path, "-DPADAM_CUDA=AUTO", "-DPADAM_CUDA_ARCHS=11;12")
+
+
+def test_a_cuda_compiler_that_does_not_work(tmp_path):
+    broken = tmp_path / "nvcc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    _, summary = configure(tmp_path / "auto", "-DPADAM_CUDA=AUTO", CUDACXX=str(broken))
+    assert summary.endswith("without CUDA: the CUDA compiler does not work, see above")
+    with pytest.raises(AssertionError, match="the CUDA compiler does not work, see above"):
+        configure(tmp_path / "required", "-DPADAM_CUDA=REQUIRED", CUDACXX=str(broken))
 
 
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
         ({"PADAM_EXT_BUILD": "none"}, "pure-Python install, as PADAM_EXT_BUILD=none asks"),
-        ({"CXX": "no-such-compiler"}, "pure-Python install: no C++ compiler was found"),
+        (
+            {"PADAM_EXT_BUILD": "auto", "CXX": "no-such-compiler"},
+            "pure-Python install: no C++ compiler was found",
+        ),
     ],
     ids=["asked for", "no compiler"],
 )
