@@ -16,6 +16,7 @@ help:
 	@echo "make test-compile   the Triton kernel compiled for GPUs, without one; writes a table"
 	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one; writes a table"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
+	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
 	@echo "make bench          time of a step beside torch.optim's, on this CPU"
 	@echo "make clean          remove what these made"
 

@@ -147,8 +147,8 @@ def plot(curves: dict[str, Curve], path: Path) -> None:
 def main() -> None:
     """Trains, prints the table and writes the plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=40, help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default %(default)s")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for digits.png")
     options = parser.parse_args()
     if options.epochs < 4:

@@ -122,8 +122,14 @@ def measure(sizes: list[int], rounds: int, console: Console) -> dict[str, float]
 def main() -> None:
     """Prints one table per workload."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, metavar="N", default=6)
-    parser.add_argument("--threads", type=int, metavar="T", default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, metavar="N", default=6, help="default %(default)s")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="T",
+        default=torch.get_num_threads(),
+        help="default %(default)s",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     console = Console()

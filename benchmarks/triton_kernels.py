@@ -110,7 +110,7 @@ def main() -> None:
     """Compiles everything and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     default = Path(__file__).parent / "results" / "triton_kernels.md"
-    parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--out", type=Path, default=default, help="default %(default)s")
     options = parser.parse_args()
     console = Console()
     lines = [

@@ -4,6 +4,7 @@ A chunk is a run of blocks of one tensor. Every program looks its tensor up in t
 (launch_table.py; device_table.py brings it to the device), then walks its blocks.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from padam_ext.kernels.padam_math import padam_update
 # point contraction is off, see padam_math.py; loads do not wait for a pipeline of their own.
 OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
 PROGRAM_THREADS = 256
-_WARP = 64 if torch.version.hip else 32
 
 
 def block_of(moment_dtype: torch.dtype) -> int:
@@ -49,9 +49,17 @@ def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: 
         ROOT=root,
         BLOCK=block_of(moment_dtype),
         NUM_THREADS=PROGRAM_THREADS,
-        num_warps=PROGRAM_THREADS // _WARP,
+        num_warps=PROGRAM_THREADS // _warp_size(table.addresses.device),
         **OPTIONS,
     )
+
+
+@cache
+def _warp_size(device: torch.device) -> int:
+    """Threads of a warp: 32, but for some of AMD's GPUs."""
+    if device.type == "cuda" and torch.version.hip is not None:
+        return torch.cuda.get_device_properties(device).warp_size
+    return 32
 
 
 def triton_dtype(dtype: torch.dtype) -> tl.dtype:

@@ -46,18 +46,17 @@ def native_table(device_table: DeviceTable, table: LaunchTable) -> Any:
 
 def unavailable_reason() -> str | None:
     """Why it cannot run on this machine, and what to do; None if it can."""
-    if native.module is None:
-        return native.unavailable_reason
     if not hasattr(native.module, "step_cuda"):
         return (
-            "the native module was built without CUDA; install the CUDA toolkit, then reinstall "
-            "padam_ext with PADAM_EXT_BUILD=cuda"
+            "the native module was not built with CUDA; reinstall padam_ext with "
+            "PADAM_EXT_BUILD=cuda, which says what is missing"
         )
     if torch.version.hip is not None:
         return "it is for NVIDIA's GPUs, and this torch is for AMD's"
     problem = native.module.cuda_problem()
     if not torch.cuda.is_available():
-        return f"torch sees no NVIDIA GPU here ({problem or 'CUDA itself sees one'})"
+        seen = "; CUDA itself sees one, so install a build of torch for CUDA"
+        return f"torch sees no NVIDIA GPU here{'' if problem else seen}"
     if problem:
         return f"{problem}; update the GPU's driver, or build padam_ext with an older CUDA toolkit"
     return None

@@ -14,7 +14,7 @@ WITH_CUDA = hasattr(module, "step_cuda")
 
 
 def test_it_says_why_it_cannot_run_here():
-    reason = "torch sees no NVIDIA GPU here" if WITH_CUDA else "was built without CUDA; install"
+    reason = "torch sees no NVIDIA GPU here" if WITH_CUDA else "was not built with CUDA; reinstall"
     with pytest.raises(RuntimeError, match=f"^backend='cuda' cannot run here: .*{reason}"):
         FusedPadam([torch.nn.Parameter(torch.ones(3))], backend="cuda")
 
@@ -31,18 +31,27 @@ class Module:
 @pytest.mark.parametrize(
     ("built", "torch_sees_it", "hip", "reason"),
     [
-        (None, True, None, "nothing was built"),
-        (Module(), True, None, "built without CUDA; install the CUDA toolkit, then reinstall"),
+        (None, True, None, "not built with CUDA; reinstall .* PADAM_EXT_BUILD=cuda"),
+        (
+            Module(),
+            True,
+            None,
+            "not built with CUDA; reinstall .* PADAM_EXT_BUILD=cuda",
+        ),
         (Module(""), True, "7.1", "this torch is for AMD's"),
-        (Module("no device"), False, None, r"torch sees no NVIDIA GPU here \(no device\)"),
-        (Module(""), False, None, r"torch sees no NVIDIA GPU here \(CUDA itself sees one\)"),
+        (Module("no device"), False, None, "torch sees no NVIDIA GPU here$"),
+        (
+            Module(""),
+            False,
+            None,
+            "no NVIDIA GPU here; CUDA itself sees one, so install",
+        ),
         (Module("old driver"), True, None, "^old driver; update the GPU's driver, or build"),
         (Module(""), True, None, None),
     ],
 )
 def test_reasons(built, torch_sees_it, hip, reason, monkeypatch):
     monkeypatch.setattr(native, "module", built)
-    monkeypatch.setattr(native, "unavailable_reason", "nothing was built")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_sees_it)
     monkeypatch.setattr(torch.version, "hip", hip)
     found = cuda_step.unavailable_reason()
@@ -61,7 +70,9 @@ def test_the_order_on_an_nvidia_gpu(monkeypatch):
     monkeypatch.setattr(triton_step, "_installation_problem", lambda: "Triton is not installed")
     assert backends.choose("auto", gpu).name == "cuda"
     monkeypatch.setattr(native, "module", Module())
-    with pytest.warns(UserWarning, match="triton: Triton is not .*; cuda: .* without CUDA") as told:
+    with pytest.warns(
+        UserWarning, match="triton: Triton is not .*; cuda: .* not built with"
+    ) as told:
         assert backends.choose("auto", gpu).name == "eager"
     assert backends.choose("auto", gpu).name == "eager"
     assert len(told) == 1
