@@ -33,20 +33,27 @@ def say(message: str) -> None:
     print(f"padam_ext: {message}", file=sys.stderr, flush=True)
 
 
+def say_what_is_left() -> None:
+    """Tells of modules that an earlier build left, which an editable install goes on using."""
+    for module in ROOT.glob("padam_ext/_native*"):
+        say(f"an earlier build left {module}; delete it, or an editable install goes on using it")
+
+
+def program(variable: str, *candidates: str) -> str | None:
+    """The program that an environment variable names, arguments behind it, else a candidate."""
+    asked = shlex.split(os.environ.get(variable, ""))
+    return next(filter(None, map(shutil.which, asked[:1] or candidates)), None)
+
+
 def cxx_compiler() -> str | None:
     """The C++ compiler that CMake would take, or None."""
-    asked = os.environ.get("CXX")
-    candidates = [shlex.split(asked)[0]] if asked else ["c++", "g++", "clang++"]
-    return next((path for name in candidates if (path := shutil.which(name))), None)
+    return program("CXX", "c++", "g++", "clang++")
 
 
 def cuda_compiler() -> str | None:
     """The CUDA compiler, or None."""
-    if asked := os.environ.get("CUDACXX"):
-        return shutil.which(asked)
     homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
-    candidates = ["nvcc", *(str(Path(home, "bin", "nvcc")) for home in homes)]
-    return next((path for name in candidates if (path := shutil.which(name))), None)
+    return program("CUDACXX", "nvcc", *(str(Path(home, "bin", "nvcc")) for home in homes))
 
 
 def cuda_architectures() -> list[str]:
@@ -68,6 +75,7 @@ def native_extensions() -> list[Extension]:
         raise SystemExit(f"PADAM_EXT_BUILD must be auto, cpu, cuda or none, got {choice!r}")
     if choice == "none":
         say("pure-Python install, as PADAM_EXT_BUILD=none asks")
+        say_what_is_left()
         return []
     if cxx_compiler() is None:
         if choice in ("cpu", "cuda"):
@@ -77,6 +85,7 @@ def native_extensions() -> list[Extension]:
                 "xcode-select --install) or name it in CXX"
             )
         say("pure-Python install: no C++ compiler was found, so steps run as PyTorch operations")
+        say_what_is_left()
         return []
     if choice == "cuda" and cuda_compiler() is None:
         raise SystemExit(
@@ -84,7 +93,10 @@ def native_extensions() -> list[Extension]:
             "(developer.nvidia.com/cuda-downloads, or conda install cuda-nvcc cuda-cudart-dev), "
             "then put nvcc on PATH or name it in CUDACXX"
         )
-    cuda_architectures()  # refuses what it cannot read before anything is built
+    # What cannot be read is refused before anything is built.
+    cuda_architectures()
+    if not re.fullmatch(r"([1-9]\d*)?", jobs := os.environ.get("MAX_JOBS", "")):
+        raise SystemExit(f"MAX_JOBS must be a whole number from 1, got {jobs!r}")
     return [Extension("padam_ext._native", sources=[])]
 
 
@@ -92,35 +104,48 @@ class CMakeBuild(build_ext):
     """Has csrc/CMakeLists.txt build the module where setuptools wants it."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Configures, builds, and reports what was built."""
-        import pybind11  # of the build environment
-
-        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        cmake = shutil.which("cmake") or "cmake"
-        jobs = os.environ.get("MAX_JOBS")
+        """Builds with CUDA code if there is a CUDA compiler, else without."""
         choice = os.environ.get("PADAM_EXT_BUILD") or "auto"
         nvcc = None if choice == "cpu" else cuda_compiler()
-        cuda = {"cpu": "OFF", "cuda": "REQUIRED"}.get(choice, "AUTO" if nvcc else "OFF")
         if choice == "auto" and nvcc is None:
-            say("no CUDA compiler was found (CUDACXX, PATH, CUDA_HOME): CPU code only")
-        archs = cuda_architectures()
-        environment = os.environ | ({"CUDACXX": nvcc} if nvcc else {})
-        # A fresh folder each time: CMake's cache would remember tools of an earlier isolated
-        # build environment, which no longer exist.
-        with TemporaryDirectory(prefix="padam_ext-build-") as build:
-            configure = [
-                cmake, "-S", str(ROOT / "csrc"), "-B", build, "-G", "Ninja",
-                f"-DPython_EXECUTABLE={sys.executable}",
-                f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-                f"-DPADAM_CUDA={cuda}",
-                *([f"-DPADAM_CUDA_ARCHS={';'.join(archs)}"] if archs else []),
-                *shlex.split(os.environ.get("PADAM_EXT_CMAKE_ARGS", "")),
-            ]  # fmt: skip
-            subprocess.run(configure, check=True, env=environment)
-            parallel = ["--parallel", jobs] if jobs else []
-            subprocess.run([cmake, "--build", build, *parallel], check=True)
-            subprocess.run([cmake, "--install", build, "--prefix", str(target)], check=True)
-            say(f"built the {Path(build, 'summary.txt').read_text()}")
+            asked = os.environ.get("CUDACXX")
+            missing = f"CUDACXX={asked} is no program" if asked else "no CUDA compiler was found"
+            say(f"{missing} (looked at CUDACXX, PATH, CUDA_HOME): CPU code only")
+        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        try:
+            build(target, nvcc)
+        except subprocess.CalledProcessError as error:
+            if choice != "auto" or nvcc is None:
+                raise SystemExit("padam_ext: the build failed, see above") from error
+            say(f"the CUDA code could not be built with {nvcc}, see above: CPU code only")
+            build(target, None)
+
+
+def build(target: Path, nvcc: str | None) -> None:
+    """Configures, builds, installs into a folder, and reports what was built."""
+    import pybind11  # of the build environment
+
+    cmake = shutil.which("cmake") or "cmake"
+    environment = {"CUDACXX": nvcc} | os.environ if nvcc else os.environ
+    options = [
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        f"-DPADAM_CUDA={'ON' if nvcc else 'OFF'}",
+        *shlex.split(os.environ.get("PADAM_EXT_CMAKE_ARGS", "")),
+    ]
+    if archs := cuda_architectures():
+        options.append(f"-DPADAM_CUDA_ARCHS={';'.join(archs)}")
+    jobs = os.environ.get("MAX_JOBS")
+    # A fresh folder each time: CMake's cache would remember tools of an earlier isolated build
+    # environment, which no longer exist.
+    with TemporaryDirectory(prefix="padam_ext-build-") as folder:
+        configure = [cmake, "-S", str(ROOT / "csrc"), "-B", folder, "-G", "Ninja", *options]
+        subprocess.run(configure, check=True, env=environment)
+        subprocess.run(
+            [cmake, "--build", folder, *(["--parallel", jobs] if jobs else [])], check=True
+        )
+        subprocess.run([cmake, "--install", folder, "--prefix", str(target)], check=True)
+        say(f"built the {Path(folder, 'summary.txt').read_text()}")
 
 
 setup(ext_modules=native_extensions(), cmdclass={"build_ext": CMakeBuild})

@@ -107,15 +107,15 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
   padam::step_cpu(table, num_threads, simd_level);
 }
 
-// Adds 1 to each float32 counter and returns the smallest and the largest new value.
-py::tuple increment_steps(const py::buffer& addresses) {
+// Adds to each float32 counter and returns the smallest and the largest new value.
+py::tuple add_to_steps(const py::buffer& addresses, float amount) {
   const py::buffer_info info = addresses.request();
   const auto* counters = items<std::int64_t>(info, "addresses", info.size);
   float smallest = 0.0f;
   float largest = 0.0f;
   for (py::ssize_t i = 0; i < info.size; ++i) {
     float* counter = reinterpret_cast<float*>(static_cast<std::uintptr_t>(counters[i]));
-    const float value = *counter += 1.0f;
+    const float value = *counter += amount;
     smallest = i == 0 || value < smallest ? value : smallest;
     largest = i == 0 || value > largest ? value : largest;
   }
@@ -129,7 +129,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("step_cpu", &step_cpu, py::arg("addresses"), py::arg("numels"), py::arg("rows"),
              py::arg("constants"), py::arg("param_dtype"), py::arg("grad_dtype"),
              py::arg("num_threads"), py::arg("simd_level"));
-  module.def("increment_steps", &increment_steps, py::arg("addresses"));
+  module.def("add_to_steps", &add_to_steps, py::arg("addresses"), py::arg("amount"));
   py::class_<padam::Gatherer>(module, "Gatherer")
       .def(py::init<const py::object&>(), py::arg("tensor_class"))
       .def("gather", &padam::Gatherer::gather, py::arg("param_lists"), py::arg("then"))
@@ -149,7 +149,6 @@ PYBIND11_MODULE(_native, module) {
   module.def("step_on_host", &padam::step_on_host, py::arg("table"),
              py::call_guard<py::gil_scoped_release>());
 #if defined(PADAM_CUDA_ARCHS)
-  module.def("cuda_problem", &padam::cuda_problem);
   module.def("step_cuda", &padam::step_cuda, py::arg("table"), py::arg("device"), py::arg("stream"),
              py::call_guard<py::gil_scoped_release>());
   module.attr("cuda_compiler") = "nvcc " PADAM_CUDA_COMPILER;

@@ -1,22 +1,17 @@
-# Adds the CUDA kernel to _native where a CUDA compiler is found.
+# Adds the CUDA kernel to _native if PADAM_CUDA is ON; an error where it cannot be built.
 #
-# PADAM_CUDA: OFF, AUTO (if there is a compiler that works) or REQUIRED.
-# PADAM_CUDA_ARCHS: compute capabilities as in "80;90", those that the compiler does not know are
+# PADAM_CUDA_ARCHS: compute capabilities as in "80;90"; those that the compiler does not know are
 # left out. The oldest and the newest are also stored as PTX, which the driver compiles for GPUs in
 # between and beyond.
-set(PADAM_CUDA OFF CACHE STRING "OFF, AUTO or REQUIRED")
+option(PADAM_CUDA "Build the CUDA kernel" OFF)
 set(PADAM_CUDA_ARCHS "80;90;100;120" CACHE STRING "Compute capabilities to compile for")
 
-set(summary "native CPU module, without CUDA")
-if(NOT PADAM_CUDA STREQUAL "OFF")
-  include(CheckLanguage)
-  check_language(CUDA)
-  if(NOT CMAKE_CUDA_COMPILER AND PADAM_CUDA STREQUAL "REQUIRED")
-    message(FATAL_ERROR "padam_ext: the CUDA compiler does not work, see above")
-  endif()
-endif()
-
-if(CMAKE_CUDA_COMPILER)
+set(summary "native CPU module")
+if(PADAM_CUDA)
+  set(CMAKE_CUDA_ARCHITECTURES OFF)  # until it is known what the compiler knows
+  # Linked in whole, so that the module can be imported where there is no driver.
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+  enable_language(CUDA)
   execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-arch
     OUTPUT_VARIABLE known OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[0-9]+" known "${known}")
@@ -33,6 +28,7 @@ if(CMAKE_CUDA_COMPILER)
     message(FATAL_ERROR "padam_ext: of PADAM_EXT_CUDA_ARCHS (${PADAM_CUDA_ARCHS}) this CUDA "
       "compiler knows none; it knows ${known}")
   endif()
+  list(REMOVE_DUPLICATES archs)
   list(SORT archs COMPARE NATURAL)
   list(TRANSFORM archs APPEND "-real" OUTPUT_VARIABLE CMAKE_CUDA_ARCHITECTURES)
   list(GET archs 0 oldest)
@@ -43,18 +39,14 @@ if(CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA_STANDARD 17)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-  # Linked in whole, so that the module can be imported where there is no driver.
-  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
-  enable_language(CUDA)
   add_library(padam_cuda OBJECT padam_cuda.cu)
   target_compile_options(padam_cuda PRIVATE -fmad=false)
   target_link_libraries(_native PRIVATE padam_cuda)
   list(TRANSFORM archs PREPEND "sm_")
   list(JOIN archs " " archs)
+  target_compile_definitions(padam_cuda PRIVATE PADAM_CUDA_ARCHS="${archs}")
   target_compile_definitions(_native PRIVATE
     PADAM_CUDA_COMPILER="${CMAKE_CUDA_COMPILER_VERSION}" PADAM_CUDA_ARCHS="${archs}")
   set(summary "native CPU and CUDA module, by nvcc ${CMAKE_CUDA_COMPILER_VERSION} for ${archs}")
-elseif(PADAM_CUDA STREQUAL "AUTO")
-  set(summary "${summary}: the CUDA compiler does not work, see above")
 endif()
 file(WRITE ${CMAKE_BINARY_DIR}/summary.txt "${summary}")

@@ -18,7 +18,12 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 8
 }
 
 std::string described(cudaError_t error) {
-  return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
+  const std::string text = std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error);
+  const bool no_code =
+      error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion;
+  return text + (no_code ? "); there is code for " PADAM_CUDA_ARCHS
+                           ", PADAM_EXT_CUDA_ARCHS chooses another when padam_ext is installed"
+                         : ")");
 }
 
 // Checks what CUDA answers on behalf of one launch.
@@ -71,16 +76,6 @@ struct Launch {
 };
 
 }  // namespace
-
-std::string cuda_problem() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) {
-    cudaGetLastError();
-    return described(error);
-  }
-  return count == 0 ? "CUDA finds no device" : "";
-}
 
 void step_cuda(const DeviceTable& table, int device, std::uintptr_t stream) {
   if (table.num_chunks > std::numeric_limits<int>::max()) {

@@ -2,14 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "device_table.h"
 
 namespace padam {
-
-// Why no GPU can be used by this build, in CUDA's words; empty if one can. Never throws.
-std::string cuda_problem();
 
 // Puts one launch that steps every tensor of the table on a stream of a device. The table and the
 // tensors lie in that device's memory. The current device stays what it was.

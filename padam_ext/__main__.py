@@ -67,7 +67,8 @@ def _devices() -> dict[str, str]:
     found = {"cpu": ""}
     for kind in (torch.cuda, torch.xpu):
         name = kind.__name__.rpartition(".")[-1]
-        found |= {f"{name}:{i}": kind.get_device_name(i) for i in range(kind.device_count())}
+        count = kind.device_count() if kind.is_available() else 0  # some cannot be initialised
+        found |= {f"{name}:{i}": kind.get_device_name(i) for i in range(count)}
     return found
 
 

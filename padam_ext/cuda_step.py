@@ -53,15 +53,12 @@ def unavailable_reason() -> str | None:
         )
     if torch.version.hip is not None:
         return "it is for NVIDIA's GPUs, and this torch is for AMD's"
-    problem = native.module.cuda_problem()
-    if not torch.cuda.is_available():
-        seen = "; CUDA itself sees one, so install a build of torch for CUDA"
-        return f"torch sees no NVIDIA GPU here{'' if problem else seen}"
-    if problem:
-        return f"{problem}; update the GPU's driver, or build padam_ext with an older CUDA toolkit"
-    return None
+    if torch.version.cuda is None:
+        return "this torch is for the CPU only"
+    return None if torch.cuda.is_available() else "torch sees no NVIDIA GPU here"
 
 
-# A step fails, for instance, on a GPU whose architecture was not compiled in.
+# A step fails, for instance, on a GPU whose architecture was not compiled in, or where the driver
+# is too old for the CUDA toolkit that the module was built with.
 _trial = Trial("the CUDA kernel", make_step)
 broken_reason = _trial.broken_reason

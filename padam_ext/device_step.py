@@ -48,16 +48,20 @@ class DeviceStep:
         bucket, table = self._bucket, self._table
         with _on(bucket.device):
             copies = table.update(bucket, live, options)  # held until the kernel is in the queue
-            self._device_table.update(table)
-            bucket.load_staged()
-            if self._device_table.num_chunks > 0:  # else all tensors are empty
-                self._launch(self._device_table, table)
+            try:
+                self._device_table.update(table)
+                bucket.load_staged()
+                if self._device_table.num_chunks > 0:  # else all tensors are empty
+                    self._launch(self._device_table, table)
+            except BaseException:
+                table.take_back_step(bucket)
+                raise
             del copies
             bucket.store_staged()
 
 
 class Trial:
-    """Finds out, once for each device, whether a backend's step works there."""
+    """Finds out whether a backend's step works on a device; if so, once and for all."""
 
     def __init__(self, name: str, make_step: Callable[[Bucket], DeviceStep]) -> None:
         """Takes the backend's name, for messages, and the function that makes its steps."""

@@ -115,19 +115,18 @@ class DeviceTable:
         new = values.tobytes()
         if new == self._known.get(name):
             return
-        self._known[name] = new
         source = torch.frombuffer(bytearray(new), dtype=_DTYPES[values.typecode]).to(dtype)
         section = self._section(name).view(dtype)[: len(source)]
         differs = (section != source).nonzero()
-        if len(differs) == 0:
-            return
-        section.copy_(source)
-        start, size = self._spans[name][0], dtype.itemsize
-        begin = start + int(differs[0]) * size // 8
-        end = start + -(-(int(differs[-1]) + 1) * size // 8)
-        if self._changed != (0, 0):
-            begin, end = min(begin, self._changed[0]), max(end, self._changed[1])
-        self._changed = (begin, end)
+        if len(differs) > 0:
+            section.copy_(source)
+            start, size = self._spans[name][0], dtype.itemsize
+            begin = start + int(differs[0]) * size // 8
+            end = start + -(-(int(differs[-1]) + 1) * size // 8)
+            if self._changed != (0, 0):
+                begin, end = min(begin, self._changed[0]), max(end, self._changed[1])
+            self._changed = (begin, end)
+        self._known[name] = new  # last: what failed before is done again
 
     def _follow_stream(self) -> None:
         stream = _current_stream(self._device.device)

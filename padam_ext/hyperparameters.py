@@ -104,11 +104,16 @@ def bias_correction_factors(
     """
     if bias_correction == "none":
         return 1.0, 1.0
-    first = 1.0 - beta1**step
-    root_of_second = math.sqrt(1.0 - beta2**step)
+    first = _one_minus_power(beta1, step)
+    root_of_second = math.sqrt(_one_minus_power(beta2, step))
     if bias_correction == "authors":
         return root_of_second / first, 1.0
     return 1.0 / first, root_of_second
+
+
+def _one_minus_power(beta: float, step: float) -> float:
+    """1 - beta**step without the digits that the difference of two numbers near 1 would lose."""
+    return -math.expm1(step * math.log(beta)) if beta > 0.0 else 1.0
 
 
 def as_float(value: Any) -> float:

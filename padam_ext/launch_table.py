@@ -74,7 +74,7 @@ class LaunchTable:
             they must be kept until it has run.
         """
         copies = self._set_grads(bucket, live)
-        smallest, largest = self._count_step(bucket)
+        smallest, largest = self._add_to_steps(bucket, 1.0)
         if all(group.bias_correction == "none" for group in options):
             self._set_rows(options, 0.0)  # the count plays no part: rows stay as they are
         elif smallest == largest:
@@ -96,12 +96,16 @@ class LaunchTable:
         self.addresses[count : 2 * count] = addresses
         return copies
 
-    def _count_step(self, bucket: Bucket) -> tuple[float, float]:
-        """Adds 1 to every counter; the smallest and the largest new value."""
+    def take_back_step(self, bucket: Bucket) -> None:
+        """Undoes the counting of a step that could not be made."""
+        self._add_to_steps(bucket, -1.0)
+
+    def _add_to_steps(self, bucket: Bucket, amount: float) -> tuple[float, float]:
+        """Adds to every counter; the smallest and the largest new value."""
         if native.module is not None:
-            smallest, largest = native.module.increment_steps(self._step_addresses)
+            smallest, largest = native.module.add_to_steps(self._step_addresses, amount)
             return smallest, largest
-        torch._foreach_add_(bucket.steps, 1)
+        torch._foreach_add_(bucket.steps, amount)
         counts = torch.stack(bucket.steps)
         return counts.min().item(), counts.max().item()
 

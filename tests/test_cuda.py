@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,46 +15,32 @@ WITH_CUDA = hasattr(module, "step_cuda")
 
 
 def test_it_says_why_it_cannot_run_here():
-    reason = "torch sees no NVIDIA GPU here" if WITH_CUDA else "was not built with CUDA; reinstall"
+    reason = "this torch is for the CPU only" if WITH_CUDA else "was not built with CUDA; reinstall"
     with pytest.raises(RuntimeError, match=f"^backend='cuda' cannot run here: .*{reason}"):
         FusedPadam([torch.nn.Parameter(torch.ones(3))], backend="cuda")
 
 
-class Module:
-    """A native module that was built with CUDA or without."""
-
-    def __init__(self, problem=None):
-        if problem is not None:
-            self.step_cuda = lambda table, device, stream: None
-            self.cuda_problem = lambda: problem
+WITHOUT = SimpleNamespace()
+BUILT = SimpleNamespace(step_cuda=None)
+REINSTALL = "not built with CUDA; reinstall .* PADAM_EXT_BUILD=cuda"
 
 
 @pytest.mark.parametrize(
-    ("built", "torch_sees_it", "hip", "reason"),
+    ("built", "sees_a_gpu", "cuda", "hip", "reason"),
     [
-        (None, True, None, "not built with CUDA; reinstall .* PADAM_EXT_BUILD=cuda"),
-        (
-            Module(),
-            True,
-            None,
-            "not built with CUDA; reinstall .* PADAM_EXT_BUILD=cuda",
-        ),
-        (Module(""), True, "7.1", "this torch is for AMD's"),
-        (Module("no device"), False, None, "torch sees no NVIDIA GPU here$"),
-        (
-            Module(""),
-            False,
-            None,
-            "no NVIDIA GPU here; CUDA itself sees one, so install",
-        ),
-        (Module("old driver"), True, None, "^old driver; update the GPU's driver, or build"),
-        (Module(""), True, None, None),
+        (None, True, "13.0", None, REINSTALL),
+        (WITHOUT, True, "13.0", None, REINSTALL),
+        (BUILT, True, None, "7.1", "this torch is for AMD's"),
+        (BUILT, False, None, None, "this torch is for the CPU only"),
+        (BUILT, False, "13.0", None, "torch sees no NVIDIA GPU here$"),
+        (BUILT, True, "13.0", None, None),
     ],
 )
-def test_reasons(built, torch_sees_it, hip, reason, monkeypatch):
+def test_reasons(built, sees_a_gpu, cuda, hip, reason, monkeypatch):
     monkeypatch.setattr(native, "module", built)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_sees_it)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_a_gpu)
     monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     found = cuda_step.unavailable_reason()
     assert found is None if reason is None else re.search(reason, found)
 
@@ -63,13 +50,14 @@ def test_the_order_on_an_nvidia_gpu(monkeypatch):
     gpu = torch.device("cuda:0")
     monkeypatch.setattr(backends, "_warned", set())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(native, "module", Module(""))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(native, "module", BUILT)
     for step in (cuda_step, triton_step):
         monkeypatch.setattr(step._trial, "_works_on", {gpu})
     assert backends.choose("auto", gpu).name == "triton"
     monkeypatch.setattr(triton_step, "_installation_problem", lambda: "Triton is not installed")
     assert backends.choose("auto", gpu).name == "cuda"
-    monkeypatch.setattr(native, "module", Module())
+    monkeypatch.setattr(native, "module", WITHOUT)
     with pytest.warns(
         UserWarning, match="triton: Triton is not .*; cuda: .* not built with"
     ) as told:
@@ -85,7 +73,7 @@ def test_an_error_of_cuda_says_what_where_and_how_much():
         num_tensors=3, num_chunks=1, blocks_per_chunk=1, param_dtype=0, grad_dtype=0,
     )  # fmt: skip
     if not WITH_CUDA:
-        assert not hasattr(module, "cuda_problem")
+        assert not hasattr(module, "cuda_architectures")
         return
     message = r"^CUDA failed to .* for 3 tensors on cuda:0: .+ \(cudaError\w+\)$"
     with pytest.raises(RuntimeError, match=message):

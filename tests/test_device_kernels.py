@@ -123,6 +123,25 @@ def test_whole_blocks_and_tails_write_nowhere_else(dtype, shift, backend):
         assert (buffer[start + size :] == sentinel).all()
 
 
+def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedPadam([param], backend=backend)
+    param.grad = torch.ones(3)
+    optimizer.step()
+    copy = torch.Tensor.copy_
+
+    def fail(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(torch.Tensor, "copy_", fail)
+    param.grad = torch.ones(3)  # elsewhere, so that the table has to be copied
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    assert optimizer.state[param]["step"] == 1
+    step_and_check(optimizer)
+
+
 class Table:
     """A table in memory, by hand, of tensors at any address."""
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cases import each_dtype, each_partial
-from checking import step_and_check
+from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
 from test_edges import parameter
 
@@ -142,3 +142,14 @@ def test_an_extreme_second_moment_changes_nothing_about_its_neighbours(extreme, 
         optimizer.step()
         stepped.append(torch.cat([param.detach()[:300], param.detach()[301:]]))
     assert torch.equal(*stepped)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decay_is_added_to_the_gradient_with_one_rounding(seed, backend):
+    """v is the square of that sum, which doubles its error."""
+    generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
+    size = 2_000 if INTERPRETED else 100_000
+    param = torch.nn.Parameter(torch.randn(size, generator=generator))
+    param.grad = torch.randn(size, generator=generator)
+    optimizer = FusedPadam([param], weight_decay=5e-4, betas=(0.0, 0.0), backend=backend)
+    step_and_check(optimizer)
