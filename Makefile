@@ -48,7 +48,7 @@ tests: $(READY)
 	$(BIN)/python -m pytest -n auto
 
 test-build: $(READY)
-	$(BIN)/python -m pytest -n auto -m build
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m build
 
 # A second copy of the package, whose native module is built with both sanitizers. The runtime has
 # to be loaded before Python; leaks are not looked for, since Python itself never frees all. Of the

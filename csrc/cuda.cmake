@@ -1,4 +1,4 @@
-# Adds the CUDA kernel to _native if PADAM_CUDA is ON; an error where it cannot be built.
+# Makes padam_cuda, the CUDA kernel, if PADAM_CUDA is ON; an error where it cannot be built.
 #
 # PADAM_CUDA_ARCHS: compute capabilities as in "80;90"; those that the compiler does not know are
 # left out. The oldest and the newest are also stored as PTX, which the driver compiles for GPUs in
@@ -41,12 +41,9 @@ if(PADAM_CUDA)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
   add_library(padam_cuda OBJECT padam_cuda.cu)
   target_compile_options(padam_cuda PRIVATE -fmad=false)
-  target_link_libraries(_native PRIVATE padam_cuda)
   list(TRANSFORM archs PREPEND "sm_")
   list(JOIN archs " " archs)
   target_compile_definitions(padam_cuda PRIVATE PADAM_CUDA_ARCHS="${archs}")
-  target_compile_definitions(_native PRIVATE
-    PADAM_CUDA_COMPILER="${CMAKE_CUDA_COMPILER_VERSION}" PADAM_CUDA_ARCHS="${archs}")
   set(summary "native CPU and CUDA module, by nvcc ${CMAKE_CUDA_COMPILER_VERSION} for ${archs}")
 endif()
 file(WRITE ${CMAKE_BINARY_DIR}/summary.txt "${summary}")

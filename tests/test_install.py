@@ -15,6 +15,8 @@ import pytest
 
 pytestmark = pytest.mark.build
 ROOT = Path(__file__).parents[1]
+# One process: two that build an sdist of one folder get in each other's way.
+uses_sdist = pytest.mark.xdist_group("sdist")
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="there is no nvcc, so no CUDA code that could be built"
 )
@@ -77,6 +79,7 @@ def environment(tmp_path):
     return Environment(tmp_path / "env")
 
 
+@uses_sdist
 def test_the_sdist_holds_what_a_build_needs(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -87,6 +90,7 @@ def test_the_sdist_holds_what_a_build_needs(sdist):
     assert not any(name.endswith((".so", ".pyc")) for name in names)
 
 
+@uses_sdist
 def test_without_torch_the_native_module_is_built_and_works_once_torch_comes(
     sdist, environment, tmp_path
 ):
@@ -109,6 +113,7 @@ def test_without_torch_the_native_module_is_built_and_works_once_torch_comes(
     assert "cuda     not available: the native module was not built with CUDA" in report
 
 
+@uses_sdist
 @needs_nvcc
 def test_with_nvcc_the_cuda_code_is_built_and_needs_no_driver(sdist, environment):
     output = environment.install(sdist, PADAM_EXT_BUILD="cuda", PADAM_EXT_CUDA_ARCHS="9.0")
@@ -149,6 +154,7 @@ def test_architectures_of_which_nvcc_knows_none(tmp_path):
         configure(tmp_path, "-DPADAM_CUDA=ON", "-DPADAM_CUDA_ARCHS=11;12")
 
 
+@uses_sdist
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
