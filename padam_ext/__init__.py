@@ -13,7 +13,15 @@ except ModuleNotFoundError as error:
     ) from None
 
 from padam_ext.backends import available_backends
+from padam_ext.backward import step_during_backward
+from padam_ext.iterate_sampler import IterateSampler
 from padam_ext.optimizer import FusedPadam
 
-__all__ = ["FusedPadam", "__version__", "available_backends"]
+__all__ = [
+    "FusedPadam",
+    "IterateSampler",
+    "__version__",
+    "available_backends",
+    "step_during_backward",
+]
 __version__ = version("padam_ext")

@@ -38,6 +38,10 @@ class Hyperparameters(NamedTuple):
         betas = group["betas"]
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise ValueError(f"betas must be a pair of numbers in [0, 1), got {betas!r}")
+        if group.get("differentiable"):
+            raise ValueError(
+                "differentiable=True: a step of FusedPadam cannot be differentiated; leave it out"
+            )
         values = (
             _scalar(group["lr"]),
             betas[0],

@@ -12,10 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
 from padam_ext import backends, checkpoint
-from padam_ext.gather import best_gatherer
 from padam_ext.grouping import check_param
 from padam_ext.hyperparameters import Hyperparameters
-from padam_ext.plan import Plan
+from padam_ext.plan import Planner
 
 
 class FusedPadam(Optimizer):
@@ -108,8 +107,9 @@ class FusedPadam(Optimizer):
         self._state_was_seen = False  # the base class has assigned an empty one
 
     def _start_afresh(self) -> None:
-        self._gatherer = best_gatherer()
-        self._plan: Plan | None = None
+        self._planner = Planner()
+        # For step_param: where a parameter was found, group and position, and its own planner.
+        self._param_planners: dict[Tensor, tuple[int, int, Planner]] = {}
         self._state_was_seen = False
 
     @property
@@ -125,7 +125,9 @@ class FusedPadam(Optimizer):
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
         self.__dict__["state"] = state
-        self._plan = None  # it holds addresses of the states that were
+        # Plans hold addresses of the states that were.
+        self._planner.forget()
+        self._param_planners.clear()
         self._state_was_seen = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -218,19 +220,57 @@ class FusedPadam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        options = [Hyperparameters.from_group(group) for group in self.param_groups]
-        live = self._gatherer.gather([group["params"] for group in self.param_groups])
-        state, plan = self.__dict__["state"], self._plan
-        if plan is None or not plan.fits(
-            self.backend, self.param_groups, state, live, compare_states=self._state_was_seen
+        self._step(self._planner, [group["params"] for group in self.param_groups])
+        return loss
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @torch.no_grad()
+    def step_param(self, param: Tensor) -> None:
+        """Makes the step of one parameter, if it has a gradient: the one that `step` would make.
+
+        For stepping during backward, see `step_during_backward`. Step hooks do not run.
+
+        Args:
+            param: a parameter of this optimizer.
+
+        Raises:
+            ValueError: the parameter is in no param group, or an option outside its range.
+            RuntimeError: see `step`.
+            TypeError: see `step`.
+        """
+        group_index, position, planner = self._param_planners.get(param) or (0, 0, Planner())
+        groups = self.param_groups
+        if not (
+            group_index < len(groups)
+            and position < len(params := groups[group_index]["params"])
+            and params[position] is param
         ):
-            plan = self._plan = Plan(self.backend, self._gatherer, self.param_groups, state, live)
+            group_index, position = self._find(param)
+        self._param_planners[param] = (group_index, position, planner)
+        lists: list[list[Tensor]] = [[] for _ in groups]
+        lists[group_index] = [param]
+        self._step(planner, lists)
+
+    def _find(self, param: Tensor) -> tuple[int, int]:
+        for group_index, group in enumerate(self.param_groups):
+            for position, candidate in enumerate(group["params"]):
+                if candidate is param:
+                    return group_index, position
+        raise ValueError(
+            f"a tensor of shape {tuple(param.shape)} is in no param group of this optimizer"
+        )
+
+    def _step(self, planner: Planner, param_lists: list[list[Tensor]]) -> None:
+        options = [Hyperparameters.from_group(group) for group in self.param_groups]
+        live, bucket_steps = planner.plan(
+            self.backend, self.param_groups, self.__dict__["state"], param_lists,
+            compare_states=self._state_was_seen,
+        )  # fmt: skip
         # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
         # Told before they run, while what was just gathered is still in the processor's caches.
         torch.autograd.graph.increment_version(live.params)
-        for step_bucket in plan.bucket_steps:
+        for step_bucket in bucket_steps:
             step_bucket(live, options)
-        return loss
 
 
 def _check_unique(params: Iterable[Any]) -> None:

@@ -15,9 +15,41 @@ from typing import Any
 from torch import Tensor
 
 from padam_ext.backends import BucketStep, choose
-from padam_ext.gather import Gatherer, Live
+from padam_ext.gather import Gatherer, Live, best_gatherer
 from padam_ext.grouping import OptimizerState, ParamGroups, make_buckets
 from padam_ext.state import MOMENTS
+
+
+class Planner:
+    """Has a plan for each step of one selection of an optimizer's parameters."""
+
+    def __init__(self) -> None:
+        self._gatherer = best_gatherer()
+        self._plan: Plan | None = None
+
+    def forget(self) -> None:
+        """Makes the next plan anew, as for states that were replaced."""
+        self._plan = None
+
+    def plan(
+        self,
+        backend: str,
+        param_groups: ParamGroups,
+        state: OptimizerState,
+        param_lists: list[list[Tensor]],
+        *,
+        compare_states: bool,
+    ) -> tuple[Live, list[BucketStep]]:
+        """What is alive of the parameters, given as one list per param group, and how to step it.
+
+        See `Plan` for what it raises; nothing has changed then.
+        """
+        live = self._gatherer.gather(param_lists)
+        if self._plan is None or not self._plan.fits(
+            backend, param_groups, state, live, compare_states=compare_states
+        ):
+            self._plan = Plan(backend, self._gatherer, param_groups, state, live)
+        return live, self._plan.bucket_steps
 
 
 class Plan:

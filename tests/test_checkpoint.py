@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -213,3 +214,40 @@ def test_hooks_and_foreign_keys_survive(backend):
     assert not optimizer.state
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
     assert optimizer.param_groups[0]["my_key"] == "kept"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_distributed_checkpoint(dtype, tmp_path, backend):
+    """torch.distributed.checkpoint, in one process: names instead of positions, dtypes kept."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3).to(dtype)
+        return model, FusedPadam(model.parameters(), partial=0.3, backend=backend)
+
+    def step(model, optimizer, seed):
+        generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
+        for param in model.parameters():
+            param.grad = torch.randn(param.shape, generator=generator).to(dtype)
+        optimizer.step()
+
+    model, optimizer = make()
+    step(model, optimizer, 0)
+    saved_model, saved = get_state_dict(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of DCP about a single process
+        dcp.save({"model": saved_model, "optimizer": saved}, checkpoint_id=tmp_path)
+        resumed, other = make()
+        into_model, into = get_state_dict(resumed, other)
+        dcp.load({"model": into_model, "optimizer": into}, checkpoint_id=tmp_path)
+    set_state_dict(resumed, other, model_state_dict=into_model, optim_state_dict=into)
+    for seed in (1, 2):
+        step(model, optimizer, seed)
+        step(resumed, other, seed)
+    for param, twin in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(param, twin)
+        for key, value in optimizer.state[param].items():
+            assert value.dtype == torch.float32
+            assert torch.equal(value, other.state[twin][key]), key

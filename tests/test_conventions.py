@@ -155,8 +155,33 @@ SCHEDULERS = {
     "PolynomialLR": lambda o: torch.optim.lr_scheduler.PolynomialLR(o),
     "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=6),
     "CyclicLR": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2),
+    "ChainedScheduler": lambda o: torch.optim.lr_scheduler.ChainedScheduler(
+        [
+            torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+            torch.optim.lr_scheduler.ConstantLR(o, total_iters=2),
+        ]
+    ),
+    "SequentialLR": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o),
+            torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+        ],
+        [2],
+    ),
     "ReduceLROnPlateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
 }
+
+
+def test_no_scheduler_is_left_out():
+    module = torch.optim.lr_scheduler
+    bases = {module.LRScheduler, module._LRScheduler}
+    there = {
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, module.LRScheduler) and value not in bases
+    }
+    assert there == set(SCHEDULERS)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -194,6 +219,14 @@ def test_copies_do_not_share_anything(how, backend):
         assert equal(state.values(), expected_states[key].values())
     optimizer.step()
     assert equal(model.parameters(), model_copy.parameters())
+
+
+def test_a_differentiable_step_is_refused():
+    param = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'differentiable'"):
+        FusedPadam([param], differentiable=True)
+    with pytest.raises(ValueError, match=r"differentiable=True: a step .* leave it out"):
+        FusedPadam([{"params": [param], "differentiable": True}])
 
 
 def test_repr_shows_the_options():

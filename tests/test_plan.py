@@ -16,7 +16,7 @@ def gatherer(request, monkeypatch):
     """Either way of reading tensors; without DLPack's interface torch allows the second only."""
     if request.param is NativeGatherer and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip(f"torch {torch.__version__} lacks the interface that this one needs")
-    monkeypatch.setattr("padam_ext.optimizer.best_gatherer", request.param)
+    monkeypatch.setattr("padam_ext.plan.best_gatherer", request.param)
 
 
 def replace_data(param, optimizer):

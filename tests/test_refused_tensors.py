@@ -99,7 +99,7 @@ WRAPPERS = {
 def test_a_subclass_without_memory_of_its_own(
     name, size, which, with_states, gatherer, backend, monkeypatch
 ):
-    monkeypatch.setattr("padam_ext.optimizer.best_gatherer", gatherer)
+    monkeypatch.setattr("padam_ext.plan.best_gatherer", gatherer)
     first, plain, wrapped = parameter(), torch.ones(size), WRAPPERS[name](torch.ones(size))
     param = torch.nn.Parameter(wrapped if which == "param" else plain)
     optimizer = FusedPadam([("first", first), ("wrapped", param)], backend=backend)
