@@ -132,9 +132,10 @@ PYBIND11_MODULE(_native, module) {
   module.def("add_to_steps", &add_to_steps, py::arg("addresses"), py::arg("amount"));
   py::class_<padam::Gatherer>(module, "Gatherer")
       .def(py::init<const py::object&>(), py::arg("tensor_class"))
-      .def("gather", &padam::Gatherer::gather, py::arg("param_lists"), py::arg("then"))
-      .def("state_addresses", &padam::Gatherer::state_addresses, py::arg("states"),
-           py::arg("keys"));
+      .def("gather", &padam::Gatherer::gather, py::arg("param_lists"), py::arg("then"),
+           py::arg("dtensor"))
+      .def("state_addresses", &padam::Gatherer::state_addresses, py::arg("states"), py::arg("keys"),
+           py::arg("dtensor"));
 
   // A table in a device's memory, see device_table.py.
   py::class_<padam::DeviceTable>(module, "DeviceTable")

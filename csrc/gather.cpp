@@ -94,10 +94,25 @@ class Members {
 // Collects what is read of one list of tensors.
 class Gatherer::Reading {
  public:
-  explicit Reading(const Gatherer& gatherer) : gatherer_(gatherer) {}
+  Reading(const Gatherer& gatherer, const py::object& dtensor)
+      : gatherer_(gatherer), dtensor_(dtensor) {}
 
   // Returns a place inside the tensor's own memory.
   const void* add(PyObject* tensor) {
+    if (gatherer_.is_dtensor(tensor, dtensor_)) {
+      // Mesh and placements, in a hash that torch keeps.
+      const py::object spec = checked(PyObject_GetAttr(tensor, gatherer_.spec_.ptr()));
+      layouts_.push_back(py::hash(spec));
+      return add_local(gatherer_.local(tensor, dtensor_).ptr());
+    }
+    return add_local(tensor);
+  }
+
+  py::bytes addresses(const py::handle& then = {}) const { return as_bytes(addresses_, then); }
+  py::bytes layouts(const py::handle& then) const { return as_bytes(layouts_, then); }
+
+ private:
+  const void* add_local(PyObject* tensor) {
     constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
     DLTensor read;
     if (gatherer_.api_->dltensor_from_py_object_no_sync(tensor, &read) != 0) {
@@ -118,11 +133,8 @@ class Gatherer::Reading {
     return read.shape;
   }
 
-  py::bytes addresses(const py::handle& then = {}) const { return as_bytes(addresses_, then); }
-  py::bytes layouts(const py::handle& then) const { return as_bytes(layouts_, then); }
-
- private:
   const Gatherer& gatherer_;
+  const py::object& dtensor_;
   std::vector<std::int64_t> addresses_;
   std::vector<std::int64_t> layouts_;
 };
@@ -131,7 +143,9 @@ Gatherer::Gatherer(const py::object& tensor_class)
     : is_neg_(tensor_class.attr("is_neg")),
       is_conj_(tensor_class.attr("is_conj")),
       data_ptr_(tensor_class.attr("data_ptr")),
-      grad_(py::str("grad")) {
+      grad_(py::str("grad")),
+      local_tensor_(py::str("_local_tensor")),
+      spec_(py::str("_spec")) {
   const py::object capsule = tensor_class.attr("__dlpack_c_exchange_api__");
   api_ = static_cast<const DLPackExchangeAPI*>(
       PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
@@ -142,11 +156,22 @@ Gatherer::Gatherer(const py::object& tensor_class)
   }
 }
 
-py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then) {
+bool Gatherer::is_dtensor(PyObject* tensor, const py::object& dtensor) const {
+  return !dtensor.is_none() &&
+         PyObject_TypeCheck(tensor, reinterpret_cast<PyTypeObject*>(dtensor.ptr())) != 0;
+}
+
+py::object Gatherer::local(PyObject* tensor, const py::object& dtensor) const {
+  if (!is_dtensor(tensor, dtensor)) return py::reinterpret_borrow<py::object>(tensor);
+  return checked(PyObject_GetAttr(tensor, local_tensor_.ptr()));
+}
+
+py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
+                           const py::object& dtensor) {
   Members members(then);
   py::list grads;
-  Reading read_params(*this);
-  Reading read_grads(*this);
+  Reading read_params(*this, dtensor);
+  Reading read_grads(*this, dtensor);
   bool readable = true;
   std::vector<Seen> seen;
   seen.reserve(seen_.size());
@@ -182,7 +207,8 @@ py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then) 
                         read_grads.layouts(then_grad), read_grads.addresses());
 }
 
-py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& keys) const {
+py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& keys,
+                                    const py::object& dtensor) const {
   std::vector<std::int64_t> addresses;
   addresses.reserve(states.size() * keys.size());
   for (const py::handle state : states) {
@@ -193,7 +219,7 @@ py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& key
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
         throw py::key_error(py::cast<std::string>(key));
       }
-      const py::object address = call(data_ptr_, value);
+      const py::object address = call(data_ptr_, local(value, dtensor).ptr());
       addresses.push_back(static_cast<std::int64_t>(PyLong_AsUnsignedLongLong(address.ptr())));
     }
   }

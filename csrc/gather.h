@@ -25,14 +25,21 @@ class Gatherer {
   // (addresses, layouts), the gradients' layouts and the gradients' addresses, all of these as
   // bytes of int64. `then` is the Live of an earlier pass, or None; what is the same as there is
   // handed out again, the same objects.
-  py::tuple gather(const py::list& param_lists, const py::object& then);
+  // `dtensor` is the class whose instances are read as the local tensors in them, or None.
+  py::tuple gather(const py::list& param_lists, const py::object& then, const py::object& dtensor);
 
   // The addresses of the tensors in dicts, state by state, key by key, as bytes of int64.
   // Throws KeyError for a key that is missing, TypeError for a value that is no tensor.
-  py::bytes state_addresses(const py::list& states, const py::tuple& keys) const;
+  py::bytes state_addresses(const py::list& states, const py::tuple& keys,
+                            const py::object& dtensor) const;
 
  private:
   class Reading;
+
+  bool is_dtensor(PyObject* tensor, const py::object& dtensor) const;
+  // The tensor, or the local one in a DTensor.
+  py::object local(PyObject* tensor, const py::object& dtensor) const;
+
   // Where a parameter and its gradient were in the last pass: objects, and places inside them.
   using Seen = std::array<const void*, 4>;
 
@@ -41,6 +48,8 @@ class Gatherer {
   py::object is_conj_;
   py::object data_ptr_;
   py::str grad_;
+  py::str local_tensor_;
+  py::str spec_;
   std::vector<Seen> seen_;
 };
 

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from padam_ext import native
-from padam_ext.layout import is_wrapper
+from padam_ext.layout import dtensor_type, is_wrapper, local, placement
 
 
 class Live(NamedTuple):
     """The parameters that have a gradient in this step, in order: parallel lists and readings.
 
-    Layouts tell device, dtype, sizes, strides and lazy conjugation, gradients' also lazy negation.
-    Readings are None where a tensor has no address or no strides.
+    Layouts tell device, dtype, sizes, strides, lazy conjugation and negation, and how a DTensor is
+    placed; all else that is read of a DTensor is read of its local shard. Readings are None where a
+    tensor has no address or no strides.
     """
 
     params: list[Tensor]
@@ -63,6 +64,7 @@ class PythonGatherer:
 
 
 def _addresses(tensors: list[Tensor]) -> array[int]:
+    tensors = list(map(local, tensors))
     # Asked for its address, such a tensor answers 0, with a warning at best.
     if any(map(is_wrapper, tensors)):
         raise RuntimeError("a tensor subclass has no memory of its own")
@@ -70,7 +72,10 @@ def _addresses(tensors: list[Tensor]) -> array[int]:
 
 
 def _layouts(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
-    return [(t.device, t.dtype, t.shape, t.stride(), t.is_neg(), t.is_conj()) for t in tensors]
+    return [
+        (t.device, t.dtype, t.shape, t.stride(), t.is_neg(), t.is_conj(), placement(tensor))
+        for tensor, t in zip(tensors, map(local, tensors), strict=True)
+    ]
 
 
 class NativeGatherer:
@@ -80,13 +85,16 @@ class NativeGatherer:
         """Raises AttributeError or ValueError where torch has not the interface it needs."""
         self._native = native.module.Gatherer(Tensor)
         self._then: Live | None = None
-        self.state_addresses = self._native.state_addresses
 
     def gather(self, param_lists: list[list[Tensor]]) -> Live:
         """See PythonGatherer. What is as it was in the last pass is the same object as there."""
-        live = Live(*self._native.gather(param_lists, self._then))
+        live = Live(*self._native.gather(param_lists, self._then, dtensor_type()))
         self._then = live._replace(grads=[])  # which must not be kept alive
         return live
+
+    def state_addresses(self, states: list[dict[str, Any]], keys: tuple[str, ...]) -> Any:
+        """See PythonGatherer; TypeError for a value that is not a tensor."""
+        return self._native.state_addresses(states, keys, dtensor_type())
 
 
 Gatherer = PythonGatherer | NativeGatherer

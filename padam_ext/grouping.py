@@ -21,7 +21,9 @@ from padam_ext.layout import (
     is_strided,
     is_wrapper,
     lacks_memory,
+    local,
     overlaps_itself,
+    placement,
     real_view,
     same_layout,
 )
@@ -54,36 +56,37 @@ class Bucket:
 
     def add(self, position: int, live: Live, state: ParamState, *, amsgrad: bool) -> None:
         """Takes in one parameter, whose state has been made to fit it."""
-        param, grad = live.params[position], live.grads[position]
-        local = param.detach()
-        if not is_plain(local):  # has gaps or is lazily conjugated: the kernel works on a copy
-            local = torch.empty_like(param)
-            self.staged.append((param.detach(), local))
-        local = real_view(local)
-        if grad.is_complex() or not _readable(grad, local, self.grad_dtype):
+        param, grad = local(live.params[position]).detach(), local(live.grads[position])
+        plain = param
+        if not is_plain(param):  # has gaps or is lazily conjugated: the kernel works on a copy
+            plain = torch.empty_like(param)
+            self.staged.append((param, plain))
+        plain = real_view(plain)
+        if grad.is_complex() or not _readable(grad, plain, self.grad_dtype):
             self.converted.append(len(self.params))
         self.positions.append(position)
         self.group_indices.append(live.group_indices[position])
-        self.params.append(local)
-        self.exp_avgs.append(real_view(state["exp_avg"]))
-        self.exp_avg_sqs.append(real_view(state["exp_avg_sq"]))
-        self.max_exp_avg_sqs.append(real_view(state["max_exp_avg_sq"]) if amsgrad else None)
+        self.params.append(plain)
+        self.exp_avgs.append(real_view(local(state["exp_avg"])))
+        self.exp_avg_sqs.append(real_view(local(state["exp_avg_sq"])))
+        maximum = real_view(local(state["max_exp_avg_sq"])) if amsgrad else None
+        self.max_exp_avg_sqs.append(maximum)
         self.steps.append(state["step"])
 
     def gradient(self, index: int, live: Live) -> Tensor:
         """This step's gradient of one tensor: real, of `grad_dtype`, laid out as the parameter."""
-        grad = live.grads[self.positions[index]]
+        grad = local(live.grads[self.positions[index]])
         return _converted(grad, self.params[index], self.grad_dtype)
 
     def load_staged(self) -> None:
         """Copies parameters that no kernel can walk to where it works."""
-        for param, local in self.staged:
-            local.copy_(param)
+        for param, plain in self.staged:
+            plain.copy_(param)
 
     def store_staged(self) -> None:
         """Copies them back."""
-        for param, local in self.staged:
-            param.copy_(local)
+        for param, plain in self.staged:
+            param.copy_(plain)
 
 
 def make_buckets(param_groups: ParamGroups, state: OptimizerState, live: Live) -> list[Bucket]:
@@ -132,9 +135,10 @@ class _Name:
 
 def check_param(param: Tensor, name: object) -> None:
     """Refuses a parameter whose elements share memory: its update would be a race."""
-    if is_lazy(param) or is_wrapper(param) or not is_strided(param):
+    shard = local(param)
+    if is_lazy(shard) or is_wrapper(shard) or not is_strided(shard):
         return  # a step refuses those
-    if overlaps_itself(param):
+    if overlaps_itself(shard):
         raise ValueError(
             f"{name} of shape {tuple(param.shape)} and strides {param.stride()} is expanded: some "
             "of its elements share memory. Pass the tensor it was expanded from, or a clone."
@@ -142,7 +146,12 @@ def check_param(param: Tensor, name: object) -> None:
 
 
 def _check_live(param: Tensor, grad: Tensor, name: object) -> None:
-    for tensor, what in ((param, ""), (grad, "the gradient of ")):
+    if placement(param) != placement(grad):
+        raise RuntimeError(
+            f"{name} is {_placed(param)}, but its gradient is {_placed(grad)}. Redistribute the "
+            "gradient as the parameter first."
+        )
+    for tensor, what in ((local(param), ""), (local(grad), "the gradient of ")):
         if is_wrapper(tensor):
             raise TypeError(
                 f"{what}{name} is a {type(tensor).__name__}, a tensor subclass without memory of "
@@ -165,13 +174,18 @@ def _check_live(param: Tensor, grad: Tensor, name: object) -> None:
         complex_dtypes = dict.fromkeys(dtype.to_complex() for dtype in PARAM_DTYPES)
         supported = ", ".join(map(str, (*PARAM_DTYPES, *complex_dtypes)))
         raise TypeError(f"{name} has dtype {param.dtype}; supported are {supported}")
-    mine, its = ((t.shape, t.device, t.is_complex()) for t in (param, grad))
+    mine, its = ((t.shape, local(t).shape, t.device, t.is_complex()) for t in (param, grad))
     if mine != its:
         raise RuntimeError(
             f"{name} has shape {tuple(param.shape)} and dtype {param.dtype} on {param.device}, but "
             f"its gradient has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}. "
             "Compute the gradients again after moving, resizing or converting parameters."
         )
+
+
+def _placed(tensor: Tensor) -> str:
+    where = placement(tensor)
+    return "a plain tensor" if where is None else f"a DTensor {where[1]} on {where[0]}"
 
 
 def _grad_dtype(param_dtype: torch.dtype, grad_dtype: torch.dtype) -> torch.dtype:
@@ -181,16 +195,16 @@ def _grad_dtype(param_dtype: torch.dtype, grad_dtype: torch.dtype) -> torch.dtyp
     return torch.float32 if param_dtype in HALF_DTYPES else param_dtype
 
 
-def _readable(grad: Tensor, local: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a kernel can walk the gradient's memory beside that of `local`."""
+def _readable(grad: Tensor, param: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a kernel can walk the gradient's memory beside that of a plain parameter."""
     if not is_plain(grad) or grad.dtype.to_real() != dtype:
         return False
-    return same_layout(real_view(grad), local)
+    return same_layout(real_view(grad), param)
 
 
-def _converted(grad: Tensor, local: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient as a kernel can read it beside `local`: itself or a view, else a copy."""
+def _converted(grad: Tensor, param: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient as a kernel can read it beside a parameter: itself or a view, else a copy."""
     real = real_view(grad)
-    if _readable(grad, local, dtype):
+    if _readable(grad, param, dtype):
         return real
-    return torch.empty_like(local, dtype=dtype).copy_(real)
+    return torch.empty_like(param, dtype=dtype).copy_(real)

@@ -18,6 +18,7 @@ from padam_ext.constants import GENERAL, make_constants
 from padam_ext.gather import Live
 from padam_ext.grouping import PARAM_DTYPES, Bucket
 from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.layout import local
 
 # Order as in the enum Slot.
 SLOTS = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -88,7 +89,7 @@ class LaunchTable:
         if live.grad_addresses is not None and self._comes_first:
             addresses = array("q", live.grad_addresses)[:count]
         else:
-            addresses = array("q", [_address(live.grads[i]) for i in bucket.positions])
+            addresses = array("q", [_address(local(live.grads[i])) for i in bucket.positions])
         copies = []
         for i in bucket.converted:
             copies.append(bucket.gradient(i, live))

@@ -1,9 +1,34 @@
-"""How a tensor lies in memory: real views, density, overlap, sameness of layout."""
+"""How a tensor lies in memory: local shards, real views, density, overlap, sameness of layout."""
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+def dtensor_type() -> Any:
+    """torch.distributed.tensor.DTensor; None where nobody has imported it: then there are none."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The shard of a DTensor that lies in this process; any other tensor as it is."""
+    dtensor = dtensor_type()
+    if dtensor is not None and isinstance(tensor, dtensor):
+        shard: Tensor = tensor._local_tensor
+        return shard
+    return tensor
+
+
+def placement(tensor: Tensor) -> Any:
+    """How a DTensor is laid out over devices; None for any other tensor."""
+    dtensor = dtensor_type()
+    if dtensor is not None and isinstance(tensor, dtensor):
+        return (tensor.device_mesh, tensor.placements)
+    return None
 
 
 def real_view(tensor: Tensor) -> Tensor:

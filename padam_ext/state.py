@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from padam_ext.hyperparameters import as_float, shown
-from padam_ext.layout import is_plain, is_strided, is_wrapper, lacks_memory, same_layout
+from padam_ext.layout import (
+    is_plain,
+    is_strided,
+    is_wrapper,
+    lacks_memory,
+    local,
+    placement,
+    same_layout,
+)
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -49,7 +57,12 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
                 f"state {key!r} of {name} must be a dense tensor with data, got "
                 f"{_describe(state[key])}"
             )
-        if lacks_memory(state[key]):
+        if placement(state[key]) != placement(param):
+            raise TypeError(
+                f"state {key!r} of {name} must be placed over devices as the parameter, got "
+                f"{_describe(state[key])}; torch.distributed.checkpoint.state_dict loads it as such"
+            )
+        if lacks_memory(local(state[key])):
             raise TypeError(f"state {key!r} of {name} has no memory: its storage was freed")
         if state[key].shape != param.shape:
             raise ValueError(
@@ -74,7 +87,8 @@ def _check_step(step: Any, name: object) -> None:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    return is_strided(tensor) and not is_wrapper(tensor)
+    shard = local(tensor)
+    return is_strided(shard) and not is_wrapper(shard)
 
 
 def _describe(tensor: Tensor) -> str:
@@ -111,8 +125,9 @@ def _fit_step(step: Any) -> Tensor:
 
 def _fit_moment(value: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor:
     if value is not None and value.dtype == dtype and value.device == param.device:
-        like = param if is_plain(param) else torch.empty_like(param, device="meta")
-        if is_plain(value) and same_layout(value, like):
+        mine, its = local(param), local(value)
+        like = mine if is_plain(mine) else torch.empty_like(mine, device="meta")
+        if is_plain(its) and same_layout(its, like):
             return value
     fitted = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
     return fitted if value is None else fitted.copy_(value)

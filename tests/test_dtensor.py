@@ -1,0 +1,165 @@
+"""Parameters that are sharded over processes: DTensor, as FSDP2 makes them. Two gloo processes."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)  # fmt: skip
+
+from checking import INTERPRETED
+from padam_ext import FusedPadam, plan
+from padam_ext.gather import NativeGatherer, PythonGatherer
+
+OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05}
+# Shapes and how they lie on two processes; the second has no part of the third.
+SHARDED = [((5, 3), Shard(0)), ((4, 6), Shard(1)), ((1, 7), Shard(0)), ((2, 3), Replicate())]
+
+each_backend = pytest.mark.parametrize("backend", ["triton"] if INTERPRETED else ["cpu", "eager"])
+
+
+def in_two_processes(test, backend, folder):
+    torch.multiprocessing.spawn(_in_one_of_two, (test, backend, str(folder)), nprocs=2)
+
+
+def _in_one_of_two(rank, test, backend, folder):
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        test(init_device_mesh("cpu", (2,)), backend, folder)
+    finally:
+        dist.destroy_process_group()
+
+
+def randn(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@each_backend
+def test_each_process_steps_its_shard(backend, tmp_path):
+    in_two_processes(steps_of_shards, backend, tmp_path)
+
+
+def steps_of_shards(mesh, backend, folder):
+    for gatherer in (NativeGatherer, PythonGatherer):
+        plan.best_gatherer = gatherer
+        compare_with_wholes(mesh, backend)
+
+
+def compare_with_wholes(mesh, backend):
+    wholes = [torch.nn.Parameter(randn(shape, 1)) for shape, _ in SHARDED]
+    params = [
+        torch.nn.Parameter(distribute_tensor(whole.detach().clone(), mesh, [how]))
+        for whole, (_, how) in zip(wholes, SHARDED, strict=True)
+    ]
+    plain = torch.nn.Parameter(randn((3,), 2))
+    optimizer = FusedPadam([*params, plain], **OPTIONS, backend=backend)
+    expected = FusedPadam(wholes, **OPTIONS, backend=backend)
+    for seed in range(3):
+        for whole, param, (shape, how) in zip(wholes, params, SHARDED, strict=True):
+            whole.grad = randn(shape, seed)
+            param.grad = distribute_tensor(whole.grad, mesh, [how])
+        plain.grad = torch.ones(3)
+        optimizer.step()
+        expected.step()
+    for whole, param in zip(wholes, params, strict=True):
+        close(param.full_tensor(), whole, backend)
+        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+            state = optimizer.state[param][key]
+            assert isinstance(state, DTensor)
+            assert state.placements == param.placements
+            close(state.full_tensor(), expected.state[whole][key], backend)
+        assert float(optimizer.state[param]["step"]) == 3
+
+
+def close(actual, expected, backend):
+    if backend == "eager":  # rounds ends of vectors differently
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    else:
+        assert torch.equal(actual, expected)
+
+
+@each_backend
+def test_what_does_not_lie_as_the_parameter_is_refused(backend, tmp_path):
+    in_two_processes(refusals, backend, tmp_path)
+
+
+def refusals(mesh, backend, folder):
+    param = torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]))
+    optimizer = FusedPadam([("w", param)], backend=backend)
+    param.grad = distribute_tensor(torch.ones(4, 3), mesh, [Replicate()])
+    optimizer.step()
+    before = param.full_tensor().clone()
+
+    # Autograd itself would not take it; a gradient may be changed in place, though.
+    partial = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()])
+    for grad in (partial, distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]), partial):
+        param.grad = grad
+        wrong = grad is partial
+        message = r"'w' is a DTensor \(Replicate\(\),\) on .* its gradient is a DTensor \(Partial"
+        with pytest.raises(RuntimeError, match=message) if wrong else contextlib.nullcontext():
+            optimizer.step()
+        assert torch.equal(param.full_tensor(), before) == wrong
+        before = param.full_tensor().clone()
+
+    optimizer.state[param]["exp_avg"] = torch.zeros(4, 3)
+    param.grad = distribute_tensor(torch.ones(4, 3), mesh, [Replicate()])
+    with pytest.raises(TypeError, match=r"'exp_avg' of .*'w' must be placed over devices as the"):
+        optimizer.step()
+
+
+@each_backend
+def test_fully_sharded_training_and_its_checkpoint(backend, tmp_path):
+    in_two_processes(fully_sharded, backend, tmp_path)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+
+def train(model, optimizer, seeds):
+    for seed in seeds:
+        optimizer.zero_grad()
+        model(randn((8, 6), seed)).square().mean().backward()
+        optimizer.step()
+
+
+def fully_sharded(mesh, backend, folder):
+    plain = make_model()
+    train(plain, FusedPadam(plain.parameters(), **OPTIONS, backend=backend), range(5))
+
+    def make():
+        model = make_model()
+        fully_shard(model, mesh=mesh)
+        return model, FusedPadam(model.parameters(), **OPTIONS, backend=backend)
+
+    model, optimizer = make()
+    train(model, optimizer, range(3))
+    saved_model, saved = get_state_dict(model, optimizer)
+    resumed, other = make()
+    into_model, into = get_state_dict(resumed, other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": saved_model, "optimizer": saved}, checkpoint_id=f"{folder}/checkpoint")
+        dcp.load({"model": into_model, "optimizer": into}, checkpoint_id=f"{folder}/checkpoint")
+    set_state_dict(resumed, other, model_state_dict=into_model, optim_state_dict=into)
+    train(model, optimizer, range(3, 5))
+    train(resumed, other, range(3, 5))
+    for param, twin, whole in zip(
+        model.parameters(), resumed.parameters(), plain.parameters(), strict=True
+    ):
+        assert torch.equal(param.to_local(), twin.to_local())
+        torch.testing.assert_close(param.full_tensor(), whole, rtol=1e-5, atol=1e-6)
