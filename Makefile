@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo bench test lint types tests \
-	test-build test-sanitize test-interpret test-compile test-cuda test-gpu test-gpu-sanitize clean
+	test-build test-sanitize test-interpret test-compile test-cuda test-clients test-gpu test-gpu-sanitize clean
 
 help:
 	@echo "make demo           train a small CNN on handwritten digits, compare four optimizers"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-interpret the Triton kernel in Triton's interpreter"
 	@echo "make test-compile   the Triton kernel compiled for GPUs, without one; writes a table"
 	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one; writes a table"
+	@echo "make test-clients   Accelerate, transformers and Lightning train with it"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
 	@echo "make bench          time of a step beside torch.optim's, on this CPU"
@@ -80,6 +81,15 @@ test-cuda: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m nvcc
 	$(BIN)/python -m benchmarks.cuda_kernels
 
+# In an environment of their own: what they ask for is large.
+CLIENTS := .venv-clients
+test-clients:
+	@test -d $(CLIENTS) || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r requirements-clients.txt
+	PADAM_EXT_BUILD=cpu $(CLIENTS)/bin/pip install --quiet --disable-pip-version-check \
+		--force-reinstall --no-deps .
+	$(CLIENTS)/bin/pytest --expect-package-in=$(CLIENTS) -m clients tests/test_clients.py
+
 GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py \
 	checkpoint.py conventions.py)
 
@@ -93,5 +103,5 @@ test-gpu-sanitize:
 	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu tests/test_gpu.py -k "another_kernel"
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info padam_ext/_native*.so \
+	rm -rf $(VENV) $(CLIENTS) build dist out *.egg-info padam_ext/_native*.so \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks

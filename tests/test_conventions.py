@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from checking import step_and_check
+from checking import assert_same, step_and_check
 from padam_ext import FusedPadam
 
 
@@ -15,11 +15,11 @@ def make_model():
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 
 
-def backward(model, seed=0):
+def backward(model, seed=0, scale=lambda loss: loss):
     torch.manual_seed(seed)
     model.zero_grad()
     loss = model(torch.randn(16, 4)).square().mean()
-    loss.backward()
+    scale(loss).backward()
     return loss
 
 
@@ -272,6 +272,36 @@ def test_swa_and_ema(backend):
         average.update_parameters(model)
         scheduler.step()
     assert average.n_averaged == 3
+
+
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_grad_scaler(unscale_first, backend):
+    device = torch.get_default_device().type
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    model, twin = make_model(), make_model()
+    optimizer = FusedPadam(model.parameters(), weight_decay=0.1, backend=backend)
+    expected = FusedPadam(twin.parameters(), weight_decay=0.1, backend=backend)
+    for seed in range(5):
+        backward(model, seed, scaler.scale)
+        overflow = seed == 3
+        if overflow:
+            model[0].weight.grad[0, 0] = torch.inf
+        before = copy.deepcopy([*model.parameters(), optimizer.state_dict()["state"]])
+        if unscale_first:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        if overflow:
+            assert equal(model.parameters(), before[:-1])
+            for key, state in optimizer.state_dict()["state"].items():
+                assert equal(state.values(), before[-1][key].values())
+            continue
+        backward(twin, seed)
+        expected.step()
+    assert scaler.get_scale() == 2.0**9  # halved once, for the overflow
+    assert not {"grad_scale", "found_inf"} & set(vars(optimizer))
+    for param, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert_same(param, other, backend)
 
 
 def test_torch_compile_leaves_the_step_alone(backend):
