@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo bench test lint types tests \
-	test-build test-sanitize test-interpret test-compile test-cuda test-clients test-gpu test-gpu-sanitize clean
+	test-build test-sanitize test-interpret test-compile test-cuda test-clients kernel-tables test-gpu test-gpu-sanitize clean
 
 help:
 	@echo "make demo           train a small CNN on handwritten digits, compare four optimizers"
@@ -13,8 +13,9 @@ help:
 	@echo "make test-build     install in fresh environments, with and without torch or a compiler"
 	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
 	@echo "make test-interpret the Triton kernel in Triton's interpreter"
-	@echo "make test-compile   the Triton kernel compiled for GPUs, without one; writes a table"
-	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one; writes a table"
+	@echo "make test-compile   the Triton kernel compiled for GPUs, without one"
+	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one"
+	@echo "make kernel-tables  registers and instructions of both, into benchmarks/results/"
 	@echo "make test-clients   Accelerate, transformers and Lightning train with it"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
@@ -74,11 +75,14 @@ test-interpret: $(READY)
 
 test-compile: $(READY)
 	$(BIN)/python -m pytest -n auto -m compile
-	$(BIN)/python -m benchmarks.triton_kernels
 
 # Needs nvcc, and of Triton the programs that read machine code.
 test-cuda: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m nvcc
+
+# The tables of both in benchmarks/results/.
+kernel-tables: $(READY)
+	$(BIN)/python -m benchmarks.triton_kernels
 	$(BIN)/python -m benchmarks.cuda_kernels
 
 # In an environment of their own: what they ask for is large.

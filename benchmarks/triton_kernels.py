@@ -115,7 +115,7 @@ def main() -> None:
     console = Console()
     lines = [
         "Registers of a thread / instructions per element, where these can be counted. Compiled by",
-        f"Triton {triton.__version__} without a GPU (`make test-compile`). At 3.0 TB/s and 36",
+        f"Triton {triton.__version__} without a GPU (`make kernel-tables`). At 3.0 TB/s and 36",
         "bytes an element an H100 issues about 400 instructions per element.",
         "",
         f"| parameters | p | {' | '.join(TARGETS)} |",

@@ -113,17 +113,6 @@ def test_without_torch_the_native_module_is_built_and_works_once_torch_comes(
     assert "cuda     not available: the native module was not built with CUDA" in report
 
 
-@uses_sdist
-@needs_nvcc
-def test_with_nvcc_the_cuda_code_is_built_and_needs_no_driver(sdist, environment):
-    output = environment.install(sdist, PADAM_EXT_BUILD="cuda", PADAM_EXT_CUDA_ARCHS="9.0")
-    assert "padam_ext: built the native CPU and CUDA module, by nvcc" in output
-    environment.lend_torch()
-    report = run(environment.python, "-m", "padam_ext")
-    assert re.search(r"^CUDA +code for sm_90, by nvcc ", report, re.MULTILINE)
-    assert "cuda     not available: this torch is for the CPU only" in report
-
-
 def configure(folder, *options, **environment):
     """What CMake says, and what it is going to build."""
     output = run(
@@ -155,19 +144,9 @@ def test_architectures_of_which_nvcc_knows_none(tmp_path):
 
 
 @uses_sdist
-@pytest.mark.parametrize(
-    ("variables", "line"),
-    [
-        ({"PADAM_EXT_BUILD": "none"}, "pure-Python install, as PADAM_EXT_BUILD=none asks"),
-        (
-            {"PADAM_EXT_BUILD": "auto", "CXX": "no-such-compiler"},
-            "pure-Python install: no C++ compiler was found",
-        ),
-    ],
-    ids=["asked for", "no compiler"],
-)
-def test_a_pure_python_install_works_and_says_so(variables, line, sdist, environment):
-    assert line in environment.install(sdist, **variables)
+def test_a_pure_python_install_works_and_says_so(sdist, environment):
+    output = environment.install(sdist, PADAM_EXT_BUILD="auto", CXX="no-such-compiler")
+    assert "pure-Python install: no C++ compiler was found" in output
     assert not environment.native_modules()
     environment.lend_torch()
     output = run(environment.python, "-c", STEP)
@@ -179,10 +158,21 @@ def test_a_pure_python_install_works_and_says_so(variables, line, sdist, environ
 
 def test_an_editable_install(environment, tmp_path):
     run("git", "clone", "--quiet", ROOT, tmp_path / "clone")
-    environment.install("-e", tmp_path / "clone")
+    # With CUDA code where that can be built; it needs no driver.
+    built = environment.install(
+        "-e", tmp_path / "clone", PADAM_EXT_BUILD="auto", PADAM_EXT_CUDA_ARCHS="9.0"
+    )
     environment.lend_torch()
     output = run(environment.python, "-W", "error", "-c", STEP)
     assert str(tmp_path / "clone") in output
     assert "('cpu', 'eager')" in output
     output = run(environment.python, "-c", IMPORT_KERNELS)
     assert str(tmp_path / "clone" / "kernels") in output
+    report = run(environment.python, "-m", "padam_ext")
+    if shutil.which("nvcc"):
+        assert "padam_ext: built the native CPU and CUDA module, by nvcc" in built
+        assert re.search(r"^CUDA +code for sm_90, by nvcc ", report, re.MULTILINE)
+        assert "cuda     not available: this torch is for the CPU only" in report
+    else:
+        assert "no CUDA compiler was found" in built
+        assert re.search(r"^CUDA +not built in", report, re.MULTILINE)
