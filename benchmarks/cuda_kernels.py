@@ -56,7 +56,16 @@ def compile_for(architecture: str) -> dict[str, Compiled]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         source = ROOT / "csrc" / "padam_cuda.cu"
-        flags = ["-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "-Werror", "all-warnings"]
+        flags = [
+            "-std=c++17",
+            "-O3",
+            "-fmad=false",
+            "-Xptxas",
+            "-v",
+            "-Werror",
+            "all-warnings",
+            f'-DPADAM_CUDA_ARCHS="sm_{architecture}"',
+        ]
         result = subprocess.run(
             ["nvcc", *flags, "-cubin", f"-arch=sm_{architecture}", source, "-o", cubin],
             check=True, capture_output=True, text=True,
@@ -94,8 +103,8 @@ def main() -> None:
     lines = [
         "Registers of a thread / instructions per element in the loops for p = 0 to the slowest p,",
         "counted with all their branches, of which one set of options takes only some. Compiled by",
-        f"nvcc {release} without a GPU (`make kernel-tables`). One kernel holds all powers: the row",
-        "of the launch table says which it takes.",
+        f"nvcc {release} without a GPU (`make kernel-tables`). One kernel holds all powers: rows of",
+        "the launch table say which it takes.",
         "",
         f"| parameters | {' | '.join(f'sm_{a}' for a in ARCHITECTURES)} |",
         f"|---|{'---:|' * len(ARCHITECTURES)}",
