@@ -103,8 +103,8 @@ def main() -> None:
     lines = [
         "Registers of a thread / instructions per element in the loops for p = 0 to the slowest p,",
         "counted with all their branches, of which one set of options takes only some. Compiled by",
-        f"nvcc {release} without a GPU (`make kernel-tables`). One kernel holds all powers: rows of",
-        "the launch table say which it takes.",
+        f"nvcc {release} without a GPU (`make kernel-tables`). One kernel holds all powers: rows",
+        "of the launch table say which it takes.",
         "",
         f"| parameters | {' | '.join(f'sm_{a}' for a in ARCHITECTURES)} |",
         f"|---|{'---:|' * len(ARCHITECTURES)}",
