@@ -47,15 +47,18 @@ class Checked {
 // Makes a device the current one and, at its end, the one that was.
 class DeviceGuard {
  public:
-  DeviceGuard(int device, const Checked& checked) {
+  DeviceGuard(int device, const Checked& checked) : device_(device) {
     checked(cudaGetDevice(&before_), "to tell the current device");
-    checked(cudaSetDevice(device), "to switch to the device");
+    if (before_ != device) checked(cudaSetDevice(device), "to switch to the device");
   }
-  ~DeviceGuard() { cudaSetDevice(before_); }
+  ~DeviceGuard() {
+    if (before_ != device_) cudaSetDevice(before_);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  int device_;
   int before_ = 0;
 };
 

@@ -16,6 +16,7 @@ import torch
 
 import padam_ext
 from padam_ext import FusedPadam, available_backends, backends, triton_step
+from padam_ext.__main__ import main
 from padam_ext.device_step import Trial
 
 ROOT = Path(__file__).parents[1]
@@ -176,8 +177,10 @@ def test_versions_of_triton(version, problem, monkeypatch):
     assert found is None if problem is None else problem in found
 
 
-def test_the_report():
-    output = run_python(["-m", "padam_ext"])
+def test_the_report(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["padam_ext"])
+    main()
+    output = capsys.readouterr().out
     for expected in ("padam_ext", f"torch      {torch.__version__}", "SIMD", " in use", "threads"):
         assert expected in output
     assert "cpu      available, takes tensors on cpu" in output
@@ -194,12 +197,20 @@ def test_the_report_without_the_native_module():
     assert "reinstall padam_ext" in output
 
 
-def test_the_arguments_of_the_report():
-    assert run_python(["-m", "padam_ext", "--version"]) == f"padam_ext {padam_ext.__version__}\n"
-    assert "which backends can run here" in run_python(["-m", "padam_ext", "--help"])
-    result = start_python(["-m", "padam_ext", "--bogus"])
-    assert result.returncode == 2
-    assert "unrecognized arguments: --bogus" in result.stderr
+@pytest.mark.parametrize(
+    ("argument", "code", "text"),
+    [
+        ("--version", 0, f"padam_ext {padam_ext.__version__}\n"),
+        ("--help", 0, "which backends can run here"),
+        ("--bogus", 2, "unrecognized arguments: --bogus"),
+    ],
+)
+def test_the_arguments_of_the_report(argument, code, text, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["padam_ext", argument])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == code
+    assert text in "".join(capsys.readouterr())
 
 
 def test_the_report_without_torch():

@@ -1,7 +1,6 @@
 """The cuda backend on a machine without a GPU: what it says. Its kernel's code: see conftest.py."""
 
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from padam_ext import FusedPadam, backends, cuda_step, native, triton_step
+from padam_ext.__main__ import main
 from padam_ext.native import module
 
 WITH_CUDA = hasattr(module, "step_cuda")
@@ -96,10 +96,10 @@ def test_a_table_of_dtypes_that_no_kernel_takes(dtypes, message):
         module.DeviceTable(**fields | dtypes)
 
 
-def test_the_report_names_the_architectures():
-    output = subprocess.run(
-        [sys.executable, "-m", "padam_ext"], check=True, capture_output=True, text=True
-    ).stdout
+def test_the_report_names_the_architectures(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["padam_ext"])
+    main()
+    output = capsys.readouterr().out
     [line] = (line for line in output.splitlines() if line.startswith("CUDA"))
     expected = r"code for (sm_\d+ ?)+, by nvcc \d+" if WITH_CUDA else "not built in"
     assert re.search(expected, line)

@@ -18,7 +18,6 @@ from torch.distributed.tensor import (
     init_device_mesh,
 )  # fmt: skip
 
-from checking import INTERPRETED
 from padam_ext import FusedPadam, plan
 from padam_ext.gather import NativeGatherer, PythonGatherer
 
@@ -26,19 +25,21 @@ OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05}
 # Shapes and how they lie on two processes; the second has no part of the third.
 SHARDED = [((5, 3), Shard(0)), ((4, 6), Shard(1)), ((1, 7), Shard(0)), ((2, 3), Replicate())]
 
-each_backend = pytest.mark.parametrize("backend", ["triton"] if INTERPRETED else ["cpu", "eager"])
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_in_two_processes(backend, tmp_path):
+    torch.multiprocessing.spawn(in_one_of_two, (backend, str(tmp_path)), nprocs=2)
 
 
-def in_two_processes(test, backend, folder):
-    torch.multiprocessing.spawn(_in_one_of_two, (test, backend, str(folder)), nprocs=2)
-
-
-def _in_one_of_two(rank, test, backend, folder):
+def in_one_of_two(rank, backend, folder):
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     try:
-        test(init_device_mesh("cpu", (2,)), backend, folder)
+        mesh = init_device_mesh("cpu", (2,))
+        each_process_steps_its_shard(mesh, backend)
+        what_does_not_lie_as_the_parameter_is_refused(mesh, backend)
+        fully_sharded_training_and_its_checkpoint(mesh, backend, folder)
     finally:
         dist.destroy_process_group()
 
@@ -47,12 +48,7 @@ def randn(shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@each_backend
-def test_each_process_steps_its_shard(backend, tmp_path):
-    in_two_processes(steps_of_shards, backend, tmp_path)
-
-
-def steps_of_shards(mesh, backend, folder):
+def each_process_steps_its_shard(mesh, backend):
     for gatherer in (NativeGatherer, PythonGatherer):
         plan.best_gatherer = gatherer
         compare_with_wholes(mesh, backend)
@@ -91,12 +87,7 @@ def close(actual, expected, backend):
         assert torch.equal(actual, expected)
 
 
-@each_backend
-def test_what_does_not_lie_as_the_parameter_is_refused(backend, tmp_path):
-    in_two_processes(refusals, backend, tmp_path)
-
-
-def refusals(mesh, backend, folder):
+def what_does_not_lie_as_the_parameter_is_refused(mesh, backend):
     param = torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]))
     optimizer = FusedPadam([("w", param)], backend=backend)
     param.grad = distribute_tensor(torch.ones(4, 3), mesh, [Replicate()])
@@ -120,11 +111,6 @@ def refusals(mesh, backend, folder):
         optimizer.step()
 
 
-@each_backend
-def test_fully_sharded_training_and_its_checkpoint(backend, tmp_path):
-    in_two_processes(fully_sharded, backend, tmp_path)
-
-
 def make_model():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
@@ -137,7 +123,7 @@ def train(model, optimizer, seeds):
         optimizer.step()
 
 
-def fully_sharded(mesh, backend, folder):
+def fully_sharded_training_and_its_checkpoint(mesh, backend, folder):
     plain = make_model()
     train(plain, FusedPadam(plain.parameters(), **OPTIONS, backend=backend), range(5))
 
