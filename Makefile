@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo bench test lint types tests \
-	test-build test-sanitize test-interpret test-compile test-cuda test-clients kernel-tables test-gpu test-gpu-sanitize clean
+	test-build test-sanitize test-interpret test-compile test-cuda test-clients \
+	test-gpu test-gpu-sanitize kernel-tables clean
 
 help:
 	@echo "make demo           train a small CNN on handwritten digits, compare four optimizers"
@@ -95,7 +96,7 @@ test-clients:
 	$(CLIENTS)/bin/pytest --expect-package-in=$(CLIENTS) -m clients tests/test_clients.py
 
 GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py \
-	checkpoint.py conventions.py)
+	checkpoint.py conventions.py schedulers.py)
 
 # Not in the virtual environment: a GPU machine has a torch and a Triton of its own. Nothing here
 # needs more than pytest and numpy.

@@ -126,7 +126,8 @@ def build(target: Path, nvcc: str | None) -> None:
     import pybind11  # of the build environment
 
     cmake = shutil.which("cmake") or "cmake"
-    environment = {"CUDACXX": nvcc} | os.environ if nvcc else os.environ
+    # What CUDACXX has behind the program's name is for CMake; empty means that it is not set.
+    environment = os.environ | ({"CUDACXX": os.environ.get("CUDACXX") or nvcc} if nvcc else {})
     options = [
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",

@@ -103,9 +103,8 @@ class Gatherer::Reading {
       // Mesh and placements, in a hash that torch keeps.
       const py::object spec = checked(PyObject_GetAttr(tensor, gatherer_.spec_.ptr()));
       layouts_.push_back(py::hash(spec));
-      return add_local(gatherer_.local(tensor, dtensor_).ptr());
     }
-    return add_local(tensor);
+    return add_local(gatherer_.local(tensor, dtensor_).ptr());
   }
 
   py::bytes addresses(const py::handle& then = {}) const { return as_bytes(addresses_, then); }

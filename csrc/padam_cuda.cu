@@ -10,10 +10,13 @@ namespace padam {
 
 namespace {
 
+// Thread blocks that must fit on one multiprocessor: leaves so many registers that none is spilled.
+template <typename T>
+constexpr int kResident = sizeof(T) == 8 ? 2 : 3;
+
 template <typename Param, typename Grad, typename T>
-__global__ __launch_bounds__(kThreads, sizeof(T) == 8
-                                           ? 2
-                                           : 3) void multi_tensor_padam(const DeviceTable table) {
+__global__ __launch_bounds__(kThreads,
+                             kResident<T>) void multi_tensor_padam(const DeviceTable table) {
   step_thread<Param, Grad, T>(table, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 

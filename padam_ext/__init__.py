@@ -3,7 +3,10 @@
 from importlib.metadata import version
 
 try:
-    import torch  # noqa: F401
+    from padam_ext.backends import available_backends
+    from padam_ext.backward import step_during_backward
+    from padam_ext.iterate_sampler import IterateSampler
+    from padam_ext.optimizer import FusedPadam
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -11,11 +14,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "padam_ext needs PyTorch 2.9 or later: pip install torch", name=__name__
     ) from None
-
-from padam_ext.backends import available_backends
-from padam_ext.backward import step_during_backward
-from padam_ext.iterate_sampler import IterateSampler
-from padam_ext.optimizer import FusedPadam
 
 __all__ = [
     "FusedPadam",

@@ -14,21 +14,22 @@ def dtensor_type() -> Any:
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
+def _as_dtensor(tensor: Tensor) -> Any:
+    dtensor = dtensor_type()
+    return tensor if dtensor is not None and isinstance(tensor, dtensor) else None
+
+
 def local(tensor: Tensor) -> Tensor:
     """The shard of a DTensor that lies in this process; any other tensor as it is."""
-    dtensor = dtensor_type()
-    if dtensor is not None and isinstance(tensor, dtensor):
-        shard: Tensor = tensor._local_tensor
-        return shard
-    return tensor
+    dtensor = _as_dtensor(tensor)
+    shard: Tensor = tensor if dtensor is None else dtensor._local_tensor
+    return shard
 
 
 def placement(tensor: Tensor) -> Any:
     """How a DTensor is laid out over devices; None for any other tensor."""
-    dtensor = dtensor_type()
-    if dtensor is not None and isinstance(tensor, dtensor):
-        return (tensor.device_mesh, tensor.placements)
-    return None
+    dtensor = _as_dtensor(tensor)
+    return None if dtensor is None else (dtensor.device_mesh, dtensor.placements)
 
 
 def real_view(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ from padam_ext import backends, checkpoint
 from padam_ext.grouping import check_param
 from padam_ext.hyperparameters import Hyperparameters
 from padam_ext.plan import Planner
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _untraced(function: _Function) -> _Function:
+    """Has torch.compile leave a step alone.
+
+    A kernel that is given addresses would be taken for one that changes nothing, and left out.
+    """
+    # torch.compiler.disable is the public name; it imports the compiler, which takes seconds.
+    disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
+    wrapped: _Function = disable(function)
+    return wrapped
 
 
 class FusedPadam(Optimizer):
@@ -120,7 +133,8 @@ class FusedPadam(Optimizer):
         for that. Loading a state_dict, which makes new tensors, ends it.
         """
         self._state_was_seen = True
-        return self.__dict__["state"]  # type: ignore[no-any-return]
+        state: defaultdict[Tensor, Any] = self.__dict__["state"]
+        return state
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
@@ -196,9 +210,7 @@ class FusedPadam(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    # torch.compile must leave it alone: a kernel that is given addresses would be taken for one
-    # that changes nothing, and left out.
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @_untraced
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Makes one step. Gradients are only read.
@@ -223,7 +235,7 @@ class FusedPadam(Optimizer):
         self._step(self._planner, [group["params"] for group in self.param_groups])
         return loss
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @_untraced
     @torch.no_grad()
     def step_param(self, param: Tensor) -> None:
         """Makes the step of one parameter, if it has a gradient: the one that `step` would make.

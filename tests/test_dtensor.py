@@ -18,6 +18,7 @@ from torch.distributed.tensor import (
     init_device_mesh,
 )  # fmt: skip
 
+from checking import assert_same
 from padam_ext import FusedPadam, plan
 from padam_ext.gather import NativeGatherer, PythonGatherer
 
@@ -71,20 +72,13 @@ def compare_with_wholes(mesh, backend):
         optimizer.step()
         expected.step()
     for whole, param in zip(wholes, params, strict=True):
-        close(param.full_tensor(), whole, backend)
+        assert_same(param.full_tensor(), whole, backend)
         for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
             state = optimizer.state[param][key]
             assert isinstance(state, DTensor)
             assert state.placements == param.placements
-            close(state.full_tensor(), expected.state[whole][key], backend)
+            assert_same(state.full_tensor(), expected.state[whole][key], backend)
         assert float(optimizer.state[param]["step"]) == 3
-
-
-def close(actual, expected, backend):
-    if backend == "eager":  # rounds ends of vectors differently
-        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
-    else:
-        assert torch.equal(actual, expected)
 
 
 def what_does_not_lie_as_the_parameter_is_refused(mesh, backend):

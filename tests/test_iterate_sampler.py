@@ -24,7 +24,7 @@ def run(params, optimizer, rates):
 
 
 def test_each_iterate_is_drawn_in_proportion_to_its_learning_rate():
-    rates, draws = [0.1, 0.4, 0.0, 0.3, 0.2], 1000
+    rates, draws = [0.1, 0.4, 0.0, 0.3, 0.2], 4000
     counts = [0] * (len(rates) + 1)
     params, optimizer, _ = make()
     generator = torch.Generator().manual_seed(0)

@@ -53,7 +53,7 @@ def test_a_hand_built_table():
 # One large tensor, many small ones, and mixtures in which the work lies at one end.
 LISTS = {
     "one large": [1_000_003],
-    "many small": [10] * 8_000,
+    "many small": [10] * 20_000,
     "large first": [700_001] + [10] * 5_000,
     "large last": [10] * 5_000 + [700_001],
     "uneven": [1, 300_000, 0, 65, 64, 63, 200_000, 0, 0, 127, 90_001],
