@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.build
 ROOT = Path(__file__).parents[1]
-# One process: two that build an sdist of one folder get in each other's way.
+# In one process, which builds it once.
 uses_sdist = pytest.mark.xdist_group("sdist")
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="there is no nvcc, so no CUDA code that could be built"
@@ -70,7 +70,9 @@ print(padam_ext.__file__, padam_ext.available_backends(), param.tolist())
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, ROOT)
+    # Of a clone: two builds in one folder would get in each other's way.
+    run("git", "clone", "--quiet", ROOT, folder / "clone")
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, folder / "clone")
     return next(folder.glob("*.tar.gz"))
 
 
