@@ -1,8 +1,9 @@
 """Time of one optimizer step on the CPU, beside what a user would run instead.
 
 The optimizers take turns of some steps each, so that a change of the machine's speed meets them
-alike; what is printed is the median over all turns. Before anything is timed, FusedPadam's step is
-held against the plain PyTorch form.
+alike. In every round they are made anew, another one first: where its memory happens to lie makes
+some percent of the speed of a large step. What is printed is the median over all turns. Before
+anything is timed, FusedPadam's step is held against the plain PyTorch form.
 
     python -m benchmarks.step_time [--rounds N] [--threads T]
 """
@@ -73,20 +74,20 @@ class EagerLoop:
             padam_step(param, param.grad, *moments, self.count, self.options)
 
 
-def implementations(sizes: list[int]) -> dict[str, Step]:
-    """One step function for each, every one on tensors of its own."""
+Params = list[Parameter]
+IMPLEMENTATIONS: dict[str, Callable[[Params], Step]] = {
+    OURS: lambda params: FusedPadam(params, **OPTIONS, partial=1 / 8).step,
+    "FusedPadam, p=0.3": lambda params: FusedPadam(params, **OPTIONS, partial=0.3).step,
+    "Padam, eager loop": lambda params: EagerLoop(params, 1 / 8).step,
+    "Padam, foreach": lambda params: FusedPadam(params, **OPTIONS, backend="eager").step,
+    "torch AMSGrad, foreach": lambda params: torch_amsgrad(params, foreach=True),
+    "torch AMSGrad, fused": lambda params: torch_amsgrad(params, fused=True),
+}
 
-    def torch_amsgrad(**form: bool) -> Step:
-        return torch.optim.Adam(make_params(sizes), amsgrad=True, **OPTIONS, **form).step
 
-    return {
-        OURS: FusedPadam(make_params(sizes), **OPTIONS, partial=1 / 8).step,
-        "FusedPadam, p=0.3": FusedPadam(make_params(sizes), **OPTIONS, partial=0.3).step,
-        "Padam, eager loop": EagerLoop(make_params(sizes), 1 / 8).step,
-        "Padam, foreach": FusedPadam(make_params(sizes), **OPTIONS, backend="eager").step,
-        "torch AMSGrad, foreach": torch_amsgrad(foreach=True),
-        "torch AMSGrad, fused": torch_amsgrad(fused=True),
-    }
+def torch_amsgrad(params: Params, **form: bool) -> Step:
+    """The step of torch.optim's AMSGrad."""
+    return torch.optim.Adam(params, amsgrad=True, **OPTIONS, **form).step
 
 
 def verify(sizes: list[int]) -> None:
@@ -103,14 +104,16 @@ def verify(sizes: list[int]) -> None:
 
 def measure(sizes: list[int], rounds: int, console: Console) -> dict[str, float]:
     """Median seconds of one step of each implementation."""
-    steps = implementations(sizes)
-    for step in steps.values():
-        step()
-        step()
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
     # Refreshed between rounds only: in the background it would take time from what is measured.
     with Progress(console=console, transient=True, auto_refresh=False) as progress:
-        for _ in progress.track(range(rounds), description="measuring"):
+        for index in progress.track(range(rounds), description="measuring"):
+            first = index % len(seconds)
+            names = [*seconds][first:] + [*seconds][:first]
+            steps = {name: IMPLEMENTATIONS[name](make_params(sizes)) for name in names}
+            for step in steps.values():
+                step()
+                step()
             for name, step in steps.items():
                 for _ in range(STEPS_PER_TURN):
                     start = time.perf_counter()

@@ -1,5 +1,6 @@
 #include "gather.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -97,39 +98,53 @@ class Gatherer::Reading {
   Reading(const Gatherer& gatherer, const py::object& dtensor)
       : gatherer_(gatherer), dtensor_(dtensor) {}
 
-  // Returns a place inside the tensor's own memory.
-  const void* add(PyObject* tensor) {
+  // `before` is what was read of this very object in the last pass, or null: torch lets go of the
+  // GIL to tell whether a tensor is lazily negated, half the price of a reading, and an object that
+  // is still at its address is as negated as it was.
+  Seen add(PyObject* tensor, const Seen* before) {
     if (gatherer_.is_dtensor(tensor, dtensor_)) {
       // Mesh and placements, in a hash that torch keeps.
       const py::object spec = checked(PyObject_GetAttr(tensor, gatherer_.spec_.ptr()));
       layouts_.push_back(py::hash(spec));
     }
-    return add_local(gatherer_.local(tensor, dtensor_).ptr());
+    Seen seen = add_local(gatherer_.local(tensor, dtensor_).ptr(), before);
+    seen.object = tensor;
+    return seen;
+  }
+
+  void reserve(std::size_t tensors) {
+    addresses_.reserve(tensors);
+    layouts_.reserve(8 * tensors);
   }
 
   py::bytes addresses(const py::handle& then = {}) const { return as_bytes(addresses_, then); }
   py::bytes layouts(const py::handle& then) const { return as_bytes(layouts_, then); }
+  std::ptrdiff_t nulls() const { return std::count(addresses_.begin(), addresses_.end(), 0); }
 
  private:
-  const void* add_local(PyObject* tensor) {
+  Seen add_local(PyObject* tensor, const Seen* before) {
     constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
     DLTensor read;
     if (gatherer_.api_->dltensor_from_py_object_no_sync(tensor, &read) != 0) {
       throw py::error_already_set();
     }
-    addresses_.push_back(
-        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(read.data) + read.byte_offset));
+    const auto address =
+        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(read.data) + read.byte_offset);
+    addresses_.push_back(address);
     layouts_.push_back((static_cast<std::int64_t>(read.device.device_type) << 32) |
                        read.device.device_id);
     layouts_.push_back((static_cast<std::int64_t>(read.ndim) << 32) | (read.dtype.code << 16) |
                        read.dtype.bits);
     layouts_.insert(layouts_.end(), read.shape, read.shape + read.ndim);
     layouts_.insert(layouts_.end(), read.strides, read.strides + read.ndim);
-    layouts_.push_back(call(gatherer_.is_neg_, tensor).ptr() == Py_True);
+    const bool is_negated = before != nullptr && before->address == address
+                                ? before->is_negated
+                                : call(gatherer_.is_neg_, tensor).ptr() == Py_True;
+    layouts_.push_back(is_negated);
     if (read.dtype.code == kComplex) {
       layouts_.push_back(call(gatherer_.is_conj_, tensor).ptr() == Py_True);
     }
-    return read.shape;
+    return {tensor, read.shape, address, is_negated};
   }
 
   const Gatherer& gatherer_;
@@ -165,6 +180,26 @@ py::object Gatherer::local(PyObject* tensor, const py::object& dtensor) const {
   return checked(PyObject_GetAttr(tensor, local_tensor_.ptr()));
 }
 
+// A gradient must not be kept alive, and another may lie where one was freed.
+bool Gatherer::is_same_grad(const SeenPair& before, PyObject* grad) {
+  if (!before.grad_ref) return false;
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* now = nullptr;
+  PyWeakref_GetRef(before.grad_ref.ptr(), &now);
+  const py::object keep = py::reinterpret_steal<py::object>(now);
+#else
+  PyObject* now = PyWeakref_GetObject(before.grad_ref.ptr());
+#endif
+  // Where every step has new gradients, references to them are not worth their price.
+  if (now == nullptr || now == Py_None) grads_move_ = true;
+  return now == grad;
+}
+
+py::object Gatherer::new_grad_ref(const SeenPair* before, PyObject* grad) const {
+  if (grads_move_ || before == nullptr || before->grad.object != grad) return {};
+  return before->grad_ref ? before->grad_ref : checked(PyWeakref_NewRef(grad, nullptr));
+}
+
 py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
                            const py::object& dtensor) {
   Members members(then);
@@ -172,13 +207,19 @@ py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
   Reading read_params(*this, dtensor);
   Reading read_grads(*this, dtensor);
   bool readable = true;
-  std::vector<Seen> seen;
+  std::vector<SeenPair> seen;
   seen.reserve(seen_.size());
+  read_params.reserve(seen_.size());
+  read_grads.reserve(seen_.size());
   for (std::size_t group = 0; group < param_lists.size(); ++group) {
     const py::int_ group_index(group);
     for (const py::handle param : py::cast<py::list>(param_lists[group])) {
       if (seen.size() + kPrefetchAhead < seen_.size()) {
-        for (const void* place : seen_[seen.size() + kPrefetchAhead]) prefetch(place);
+        const SeenPair& ahead = seen_[seen.size() + kPrefetchAhead];
+        for (const Seen* one : {&ahead.param, &ahead.grad}) {
+          prefetch(one->object);
+          prefetch(one->place);
+        }
       }
       const py::object grad = checked(PyObject_GetAttr(param.ptr(), grad_.ptr()));
       if (grad.is_none()) continue;
@@ -186,8 +227,13 @@ py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
       grads.append(grad);
       if (!readable) continue;
       try {
-        const void* in_param = read_params.add(param.ptr());
-        seen.push_back({param.ptr(), in_param, grad.ptr(), read_grads.add(grad.ptr())});
+        // Parameters live on in `then`, so that one at the same place is the same.
+        const SeenPair* before = seen.size() < seen_.size() ? &seen_[seen.size()] : nullptr;
+        const bool same = before != nullptr && before->param.object == param.ptr();
+        const bool same_grad = before != nullptr && is_same_grad(*before, grad.ptr());
+        const Seen read_param = read_params.add(param.ptr(), same ? &before->param : nullptr);
+        const Seen read_grad = read_grads.add(grad.ptr(), same_grad ? &before->grad : nullptr);
+        seen.push_back({read_param, read_grad, new_grad_ref(before, grad.ptr())});
       } catch (const py::error_already_set&) {
         readable = false;  // a sparse gradient, say; whoever makes buckets says what is wrong
       }
@@ -203,7 +249,7 @@ py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
   const py::bytes addresses = read_params.addresses(reading[0]);
   const py::bytes layouts = read_params.layouts(reading[1]);
   return py::make_tuple(params, grads, group_indices, py::make_tuple(addresses, layouts),
-                        read_grads.layouts(then_grad), read_grads.addresses());
+                        read_grads.layouts(then_grad), read_grads.addresses(), read_grads.nulls());
 }
 
 py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& keys,

@@ -4,7 +4,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <array>
 #include <vector>
 
 #include "dlpack_abi.h"
@@ -23,9 +22,9 @@ class Gatherer {
   // For lists of parameters, one list per group, the fields of gather.py's Live: parameters with
   // a gradient, gradients, groups, then, unless a tensor cannot be read, the parameters'
   // (addresses, layouts), the gradients' layouts and the gradients' addresses, all of these as
-  // bytes of int64. `then` is the Live of an earlier pass, or None; what is the same as there is
-  // handed out again, the same objects.
-  // `dtensor` is the class whose instances are read as the local tensors in them, or None.
+  // bytes of int64, and how many of the last are null. `then` is the Live of an earlier pass, or
+  // None; what is the same as there is handed out again, the same objects. `dtensor` is the class
+  // whose instances are read as the local tensors in them, or None.
   py::tuple gather(const py::list& param_lists, const py::object& then, const py::object& dtensor);
 
   // The addresses of the tensors in dicts, state by state, key by key, as bytes of int64.
@@ -40,8 +39,21 @@ class Gatherer {
   // The tensor, or the local one in a DTensor.
   py::object local(PyObject* tensor, const py::object& dtensor) const;
 
-  // Where a parameter and its gradient were in the last pass: objects, and places inside them.
-  using Seen = std::array<const void*, 4>;
+  // What a pass keeps of a tensor for the next one.
+  struct Seen {
+    PyObject* object;
+    const void* place;  // inside the tensor's own memory
+    std::int64_t address;
+    bool is_negated;
+  };
+  struct SeenPair {
+    Seen param;
+    Seen grad;
+    py::object grad_ref;  // a weak one, or null: whether the gradient still is that object
+  };
+
+  bool is_same_grad(const SeenPair& before, PyObject* grad);
+  py::object new_grad_ref(const SeenPair* before, PyObject* grad) const;
 
   const DLPackExchangeAPI* api_;
   py::object is_neg_;
@@ -50,7 +62,8 @@ class Gatherer {
   py::str grad_;
   py::str local_tensor_;
   py::str spec_;
-  std::vector<Seen> seen_;
+  std::vector<SeenPair> seen_;
+  bool grads_move_ = false;  // a gradient that was there twice was gone the third time
 };
 
 }  // namespace padam

@@ -29,6 +29,7 @@ class Live(NamedTuple):
     param_reading: Any = None  # addresses and layouts
     grad_layouts: Any = None
     grad_addresses: bytes | None = None  # int64
+    null_grads: int = 0  # gradients at no address: empty ones, and ones that no kernel must reach
 
 
 class PythonGatherer:
@@ -45,10 +46,12 @@ class PythonGatherer:
                     live.grads.append(grad)
                     live.group_indices.append(group_index)
         try:
+            grad_addresses = _addresses(live.grads)
             return live._replace(
                 param_reading=(_addresses(live.params), _layouts(live.params)),
                 grad_layouts=_layouts(live.grads),
-                grad_addresses=_addresses(live.grads).tobytes(),
+                grad_addresses=grad_addresses.tobytes(),
+                null_grads=grad_addresses.count(0),
             )
         except RuntimeError:
             return live

@@ -8,7 +8,6 @@ moment on that somebody may hold them: until then only kernels can have changed 
 
 from __future__ import annotations
 
-from array import array
 from operator import is_
 from typing import Any
 
@@ -75,7 +74,6 @@ class Plan:
         self._backend = backend
         self._gatherer = gatherer
         self._live = live._replace(grads=[])  # a plan must not keep gradients alive
-        self._null_grads = _count_null(live.grad_addresses)
         self._all_states = list(state.values())
         self._states = [state[param] for param in live.params]
         flags = [param_groups[index]["amsgrad"] for index in live.group_indices]
@@ -97,12 +95,12 @@ class Plan:
         return (
             backend == self._backend
             and _same_objects(live.params, then.params)
-            and live.group_indices == then.group_indices
+            and _same_objects(live.group_indices, then.group_indices)
             and self._amsgrad_flags == [group["amsgrad"] for group in param_groups]
             and live.param_reading is not None
             and live.param_reading == then.param_reading
             and live.grad_layouts == then.grad_layouts
-            and _count_null(live.grad_addresses) == self._null_grads
+            and live.null_grads == then.null_grads
             and not (compare_states and self._states_have_changed(state))
         )
 
@@ -124,10 +122,5 @@ class Plan:
             return None
 
 
-def _same_objects(these: list[Tensor], those: list[Tensor]) -> bool:
+def _same_objects(these: list[Any], those: list[Any]) -> bool:
     return these is those or (len(these) == len(those) and all(map(is_, these, those)))
-
-
-def _count_null(addresses: bytes | None) -> int:
-    """How many gradients have no memory: empty ones, and ones that must not reach a kernel."""
-    return array("q", addresses or b"").count(0)

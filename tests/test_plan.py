@@ -90,7 +90,8 @@ def assign_a_new_state(param, optimizer):
 
 
 def negate_lazily(param, optimizer):
-    param.data = param.data._neg_view()
+    param.data = torch.view_as_complex(torch.randn(*param.shape, 2)).conj().imag
+    assert param.is_neg()
 
 
 def remove_from_the_group(param, optimizer):
@@ -183,6 +184,25 @@ def test_gradients_that_change_layout_at_the_same_address(backend):
         for grad in (memory, memory.t(), memory[:1].expand(6, 6)):
             param.grad = grad
             step_and_check(optimizer)
+
+
+@pytest.mark.parametrize("order", ["0001110101", "0000000001"])
+def test_a_gradient_negated_where_another_was(order):
+    """At the same address, and as a Python object at the same place."""
+    param = torch.nn.Parameter(torch.randn(5))
+    memory = torch.randn(5, dtype=torch.complex64)
+    views = memory.imag, memory.conj().imag
+    gatherer = best_gatherer()
+    read = {"0": set(), "1": set()}
+    places = set()
+    for negated in order:
+        param.grad = None
+        param.grad = views[int(negated)].detach()
+        places.add(id(param.grad))
+        read[negated].add(gatherer.gather([[param]]).grad_layouts)
+    assert len(places) < len(order)
+    assert len(read["0"]) == len(read["1"]) == 1
+    assert read["0"] != read["1"]
 
 
 def test_the_set_of_gradients_changes_every_step(backend):
