@@ -14,6 +14,8 @@ namespace py = pybind11;
 
 namespace {
 
+constexpr py::ssize_t kSlots = static_cast<py::ssize_t>(padam::Slot::count);
+
 // A contiguous one-dimensional buffer of 8-byte items, as array.array makes them.
 template <typename T>
 const T* items(const py::buffer_info& info, const char* name, py::ssize_t expected) {
@@ -51,7 +53,8 @@ padam::DeviceTable device_table(std::uintptr_t addresses, std::uintptr_t numels,
                                 std::uintptr_t rows, std::uintptr_t constants,
                                 std::uintptr_t chunk_tensors, std::uintptr_t chunk_first_blocks,
                                 std::int64_t num_tensors, std::int64_t num_chunks,
-                                std::int64_t blocks_per_chunk, int param_dtype, int grad_dtype) {
+                                std::int64_t blocks_per_chunk, std::uintptr_t partial_sums,
+                                int param_dtype, int grad_dtype) {
   padam::DeviceTable table;
   table.addresses = at_address<const std::int64_t*>(addresses);
   table.numels = at_address<const std::int64_t*>(numels);
@@ -62,6 +65,7 @@ padam::DeviceTable device_table(std::uintptr_t addresses, std::uintptr_t numels,
   table.num_tensors = num_tensors;
   table.num_chunks = num_chunks;
   table.blocks_per_chunk = blocks_per_chunk;
+  table.partial_sums = at_address<void*>(partial_sums);
   table.param_dtype = dtype_of(param_dtype, "param_dtype");
   table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
   check_dtypes(table.param_dtype, table.grad_dtype);
@@ -75,7 +79,6 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
   const py::buffer_info addresses_info = addresses.request();
   const py::buffer_info rows_info = rows.request();
   const py::buffer_info constants_info = constants.request();
-  constexpr py::ssize_t kSlots = static_cast<py::ssize_t>(padam::Slot::count);
   constexpr py::ssize_t kFields = sizeof(padam::Constants<double>) / sizeof(double);
 
   padam::LaunchTable table;
@@ -107,6 +110,20 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
   padam::step_cpu(table, num_threads, simd_level);
 }
 
+double sum_of_squares_cpu(const py::buffer& addresses, const py::buffer& numels, int grad_dtype,
+                          int num_threads, const std::string& simd_level) {
+  const py::buffer_info numels_info = numels.request();
+  const py::buffer_info addresses_info = addresses.request();
+  padam::LaunchTable table = {};
+  table.num_tensors = numels_info.size;
+  table.numels = items<std::int64_t>(numels_info, "numels", table.num_tensors);
+  table.addresses = items<std::int64_t>(addresses_info, "addresses", kSlots * table.num_tensors);
+  table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
+
+  const py::gil_scoped_release release;
+  return padam::sum_of_squares_cpu(table, num_threads, simd_level);
+}
+
 // Adds to each float32 counter and returns the smallest and the largest new value.
 py::tuple add_to_steps(const py::buffer& addresses, float amount) {
   const py::buffer_info info = addresses.request();
@@ -129,6 +146,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("step_cpu", &step_cpu, py::arg("addresses"), py::arg("numels"), py::arg("rows"),
              py::arg("constants"), py::arg("param_dtype"), py::arg("grad_dtype"),
              py::arg("num_threads"), py::arg("simd_level"));
+  module.def("sum_of_squares_cpu", &sum_of_squares_cpu, py::arg("addresses"), py::arg("numels"),
+             py::arg("grad_dtype"), py::arg("num_threads"), py::arg("simd_level"));
   module.def("add_to_steps", &add_to_steps, py::arg("addresses"), py::arg("amount"));
   py::class_<padam::Gatherer>(module, "Gatherer")
       .def(py::init<const py::object&>(), py::arg("tensor_class"))
@@ -142,16 +161,21 @@ PYBIND11_MODULE(_native, module) {
       .def(py::init(&device_table), py::kw_only(), py::arg("addresses"), py::arg("numels"),
            py::arg("rows"), py::arg("constants"), py::arg("chunk_tensors"),
            py::arg("chunk_first_blocks"), py::arg("num_tensors"), py::arg("num_chunks"),
-           py::arg("blocks_per_chunk"), py::arg("param_dtype"), py::arg("grad_dtype"));
+           py::arg("blocks_per_chunk"), py::arg("partial_sums"), py::arg("param_dtype"),
+           py::arg("grad_dtype"));
   module.def(
       "block_of",
       [](int param_dtype) { return padam::block_of(dtype_of(param_dtype, "param_dtype")); },
       py::arg("param_dtype"));
   module.def("step_on_host", &padam::step_on_host, py::arg("table"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("sum_of_squares_on_host", &padam::sum_of_squares_on_host, py::arg("table"),
+             py::call_guard<py::gil_scoped_release>());
 #if defined(PADAM_CUDA_ARCHS)
   module.def("step_cuda", &padam::step_cuda, py::arg("table"), py::arg("device"), py::arg("stream"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("sum_of_squares_cuda", &padam::sum_of_squares_cuda, py::arg("table"),
+             py::arg("device"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
   module.attr("cuda_compiler") = "nvcc " PADAM_CUDA_COMPILER;
   module.attr("cuda_architectures") = PADAM_CUDA_ARCHS;
 #endif

@@ -23,6 +23,7 @@ struct DeviceTable {
   std::int64_t num_tensors;
   std::int64_t num_chunks;
   std::int64_t blocks_per_chunk;
+  void* partial_sums;  // T [num_chunks]; null where no norm is asked for
   DType param_dtype;
   DType grad_dtype;
 };
@@ -122,28 +123,41 @@ PADAM_INLINE void step_share(const Operands<Param, Grad, T>& tensor, std::int64_
   }
 }
 
-// What one thread of one block does.
-template <typename Param, typename Grad, typename T>
-PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
+// Where one chunk lies: elements [begin, end) of a tensor.
+struct Chunk {
+  std::int64_t tensor;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+template <typename T>
+PADAM_INLINE Chunk chunk_of(const DeviceTable& table, std::int64_t chunk) {
   const std::int64_t tensor = table.chunk_tensors[chunk];
   const std::int64_t numel = table.numels[tensor];
   const std::int64_t begin = table.chunk_first_blocks[chunk] * kBlock<T>;
   const std::int64_t limit = begin + table.blocks_per_chunk * kBlock<T>;
-  const std::int64_t end = limit < numel ? limit : numel;
+  return {tensor, begin, limit < numel ? limit : numel};
+}
 
-  const auto address = [&](Slot slot) {
-    return table.addresses[static_cast<std::int64_t>(slot) * table.num_tensors + tensor];
-  };
-  const std::int64_t x = address(Slot::param);
-  const std::int64_t g = address(Slot::grad);
-  const std::int64_t m = address(Slot::exp_avg);
-  const std::int64_t v = address(Slot::exp_avg_sq);
-  const std::int64_t h = address(Slot::max_exp_avg_sq);
+PADAM_INLINE std::int64_t address_of(const DeviceTable& table, Slot slot, std::int64_t tensor) {
+  return table.addresses[static_cast<std::int64_t>(slot) * table.num_tensors + tensor];
+}
+
+// What one thread of one block does.
+template <typename Param, typename Grad, typename T>
+PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
+  const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
+  const std::int64_t x = address_of(table, Slot::param, tensor);
+  const std::int64_t g = address_of(table, Slot::grad, tensor);
+  const std::int64_t m = address_of(table, Slot::exp_avg, tensor);
+  const std::int64_t v = address_of(table, Slot::exp_avg_sq, tensor);
+  const std::int64_t h = address_of(table, Slot::max_exp_avg_sq, tensor);
   const bool aligned = (x | g | m | v | h) % 16 == 0;
   const Operands<Param, Grad, T> operands{pointer<Param>(x), pointer<const Grad>(g), pointer<T>(m),
                                           pointer<T>(v), pointer<T>(h)};
 
   const Constants<T> c = static_cast<const Constants<T>*>(table.constants)[table.rows[tensor]];
+  if (c.skip != T(0)) return;
   switch (root_of(c)) {
     case Root::none:
       return step_share<Root::none>(operands, begin, end, thread, aligned, c);
@@ -158,6 +172,40 @@ PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int 
     default:
       return step_share<Root::general>(operands, begin, end, thread, aligned, c);
   }
+}
+
+// A thread's share of the squares of one chunk's gradient, summed.
+template <typename Grad, typename T>
+PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
+  const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
+  const std::int64_t address = address_of(table, Slot::grad, tensor);
+  const auto* grad = pointer<const Grad>(address);
+  const std::int64_t in_blocks = (end - begin) / kBlock<T> * kBlock<T>;
+  const std::int64_t whole = address % 16 == 0 ? begin + in_blocks : begin;
+  T sums[kWidth<T>] = {};
+  for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
+    const Pack<Grad, kWidth<T>> pack = load<kWidth<T>>(grad + at);
+#pragma unroll
+    for (int i = 0; i < kWidth<T>; ++i) {
+      const T g = static_cast<T>(widen(pack.items[i]));
+      sums[i] = multiply_add(g, g, sums[i]);
+    }
+  }
+  for (std::int64_t at = whole + thread; at < end; at += kThreads) {
+    const T g = static_cast<T>(widen(load<1>(grad + at).items[0]));
+    sums[0] = multiply_add(g, g, sums[0]);
+  }
+  T sum = sums[0];
+#pragma unroll
+  for (int i = 1; i < kWidth<T>; ++i) sum += sums[i];
+  return sum;
+}
+
+// One step of the sum over the threads of a block: with strides kThreads / 2, ..., 1, every thread
+// taking part in each before any does in the next, shares[0] ends as the sum of all.
+template <typename T>
+PADAM_INLINE void fold(T* shares, int thread, int stride) {
+  if (thread < stride) shares[thread] += shares[thread + stride];
 }
 
 // Elements in a block of the launch for a table.

@@ -34,6 +34,8 @@ struct Constants {
   T exponent_low;
   T amsgrad;
   T root;
+  T grad_factor;
+  T skip;
 };
 
 struct LaunchTable {

@@ -2,6 +2,7 @@
 #include "padam_cpu.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace padam {
@@ -9,6 +10,7 @@ namespace padam {
 #define PADAM_DECLARE_LEVEL(level)                                                          \
   namespace level {                                                                         \
   void step_span(const LaunchTable&, const Row&, std::int64_t, std::int64_t, std::int64_t); \
+  double sum_of_squares_span(const LaunchTable&, std::int64_t, std::int64_t, std::int64_t); \
   }
 PADAM_DECLARE_LEVEL(plain)
 #if defined(PADAM_X86_LEVELS)
@@ -21,7 +23,8 @@ namespace {
 
 struct SimdLevel {
   const char* name;
-  SpanKernel kernel;
+  SpanKernel step;
+  SumKernel sum_of_squares;
 };
 
 // Asked at run time, so that one build runs on every processor of the architecture.
@@ -31,17 +34,17 @@ std::vector<SimdLevel> supported_levels() {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    levels.push_back({"avx512", avx512::step_span});
+    levels.push_back({"avx512", avx512::step_span, avx512::sum_of_squares_span});
   }
-  if (has_avx2) levels.push_back({"avx2", avx2::step_span});
+  if (has_avx2) levels.push_back({"avx2", avx2::step_span, avx2::sum_of_squares_span});
 #endif
-  levels.push_back({"plain", plain::step_span});
+  levels.push_back({"plain", plain::step_span, plain::sum_of_squares_span});
   return levels;
 }
 
-SpanKernel kernel_of(const std::string& simd_level) {
+SimdLevel level_of(const std::string& simd_level) {
   for (const SimdLevel& level : supported_levels()) {
-    if (simd_level == level.name) return level.kernel;
+    if (simd_level == level.name) return level;
   }
   throw std::invalid_argument("SIMD level '" + simd_level + "' is not available on this CPU");
 }
@@ -68,6 +71,11 @@ class WorkLine {
   }
 
   std::int64_t length() const { return ends_.empty() ? 0 : ends_.back(); }
+
+  // Where piece k of several begins. Quotient and remainder first keep the products inside int64.
+  std::int64_t point(std::int64_t k, std::int64_t pieces) const {
+    return length() / pieces * k + length() % pieces * k / pieces;
+  }
 
   template <typename Visit>
   void visit(std::int64_t from, std::int64_t to, Visit visit_span) const {
@@ -114,12 +122,12 @@ std::vector<std::string> available_simd_levels() {
 }
 
 void step_cpu(const LaunchTable& table, int num_threads, const std::string& simd_level) {
-  const SpanKernel kernel = kernel_of(simd_level);
+  const SpanKernel step = level_of(simd_level).step;
   const std::vector<Row> rows = make_rows(table);
   const WorkLine line(table);
   const auto run = [&](std::int64_t from, std::int64_t to) {
     line.visit(from, to, [&](std::int64_t tensor, std::int64_t begin, std::int64_t end) {
-      kernel(table, rows[table.rows[tensor]], tensor, begin, end);
+      step(table, rows[table.rows[tensor]], tensor, begin, end);
     });
   };
 
@@ -130,12 +138,30 @@ void step_cpu(const LaunchTable& table, int num_threads, const std::string& simd
   if (num_threads <= 1 || pieces <= 1) return run(0, length);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
-    // Splitting length into quotient and remainder first keeps the products inside int64.
-    const auto point = [&](std::int64_t k) {
-      return length / pieces * k + length % pieces * k / pieces;
-    };
-    run(point(piece), point(piece + 1));
+    run(line.point(piece, pieces), line.point(piece + 1, pieces));
   }
+}
+
+double sum_of_squares_cpu(const LaunchTable& table, int num_threads,
+                          const std::string& simd_level) {
+  const SumKernel sum_of_squares = level_of(simd_level).sum_of_squares;
+  const WorkLine line(table);
+  // Pieces of about one size, summed in order: the number of threads plays no part in the result.
+  const std::int64_t pieces = line.length() / kSmallestPiece + 1;
+  std::vector<double> sums(pieces, 0.0);
+  const auto run = [&](std::int64_t piece) {
+    line.visit(line.point(piece, pieces), line.point(piece + 1, pieces),
+               [&](std::int64_t tensor, std::int64_t begin, std::int64_t end) {
+                 sums[piece] += sum_of_squares(table, tensor, begin, end);
+               });
+  };
+  if (num_threads <= 1 || pieces == 1) {
+    for (std::int64_t piece = 0; piece < pieces; ++piece) run(piece);
+  } else {
+#pragma omp parallel for schedule(dynamic, 4) num_threads(num_threads)
+    for (std::int64_t piece = 0; piece < pieces; ++piece) run(piece);
+  }
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 }  // namespace padam

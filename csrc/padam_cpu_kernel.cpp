@@ -192,7 +192,57 @@ void step_full(const LaunchTable& table, const Row& row, const Constants<T>& con
          end - begin);
 }
 
+// Sums side by side, since an addition waits for the one before it; in double precision, so that
+// squares neither overflow nor get lost beside a large sum.
+constexpr std::int64_t kSums = 16;
+
+template <typename T>
+double sum_of_squares_loop(const T* __restrict values, std::int64_t numel) {
+  double sums[kSums] = {};
+  std::int64_t i = 0;
+  for (; i + kSums <= numel; i += kSums) {
+#pragma omp simd
+    for (std::int64_t j = 0; j < kSums; ++j) {
+      const double value = static_cast<double>(values[i + j]);
+      sums[j] = multiply_add(value, value, sums[j]);
+    }
+  }
+  for (; i < numel; ++i) {
+    const double value = static_cast<double>(values[i]);
+    sums[0] = multiply_add(value, value, sums[0]);
+  }
+  double sum = 0.0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+template <typename Half>
+double sum_of_squares_half(const Half* grad, std::int64_t numel) {
+  float buffer[kBuffer];
+  double sum = 0.0;
+  for (std::int64_t at = 0; at < numel; at += kBuffer) {
+    const std::int64_t count = std::min(kBuffer, numel - at);
+    sum += sum_of_squares_loop(float_block(grad + at, buffer, count), count);
+  }
+  return sum;
+}
+
 }  // namespace
+
+double sum_of_squares_span(const LaunchTable& table, std::int64_t tensor, std::int64_t begin,
+                           std::int64_t end) {
+  switch (table.grad_dtype) {
+    case DType::float32:
+      return sum_of_squares_loop(element<float>(table, Slot::grad, tensor, begin), end - begin);
+    case DType::float64:
+      return sum_of_squares_loop(element<double>(table, Slot::grad, tensor, begin), end - begin);
+    case DType::bfloat16:
+      return sum_of_squares_half(element<bfloat16>(table, Slot::grad, tensor, begin), end - begin);
+    case DType::float16:
+      return sum_of_squares_half(element<float16>(table, Slot::grad, tensor, begin), end - begin);
+  }
+  return 0.0;
+}
 
 void step_span(const LaunchTable& table, const Row& row, std::int64_t tensor, std::int64_t begin,
                std::int64_t end) {

@@ -20,6 +20,19 @@ __global__ __launch_bounds__(kThreads,
   step_thread<Param, Grad, T>(table, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 
+// The squares of every chunk's gradient, summed, always in the same order.
+template <typename Grad, typename T>
+__global__ __launch_bounds__(kThreads) void multi_tensor_sum_of_squares(const DeviceTable table) {
+  __shared__ T shares[kThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  shares[thread] = sum_of_squares_thread<Grad, T>(table, blockIdx.x, thread);
+  for (int stride = kThreads / 2; stride > 0; stride /= 2) {
+    __syncthreads();
+    fold(shares, thread, stride);
+  }
+  if (thread == 0) static_cast<T*>(table.partial_sums)[blockIdx.x] = shares[0];
+}
+
 std::string described(cudaError_t error) {
   const std::string text = std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error);
   const bool no_code =
@@ -65,32 +78,66 @@ class DeviceGuard {
   int before_ = 0;
 };
 
-struct Launch {
-  const DeviceTable& table;
-  const Checked& checked;
-  cudaStream_t stream;
+class Launch {
+ public:
+  Launch(const DeviceTable& table, const Checked& checked, std::uintptr_t stream)
+      : table_(table), checked_(checked), stream_(reinterpret_cast<cudaStream_t>(stream)) {}
+
+ protected:
+  using Kernel = void (*)(DeviceTable);
+
+  void launch(Kernel kernel, const char* doing) const {
+    DeviceTable argument = table_;
+    void* arguments[] = {&argument};
+    const dim3 blocks(static_cast<unsigned>(table_.num_chunks));
+    checked_(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), blocks, dim3(kThreads),
+                              arguments, 0, stream_),
+             doing);
+  }
+
+ private:
+  const DeviceTable& table_;
+  const Checked& checked_;
+  cudaStream_t stream_;
+};
+
+struct LaunchStep : Launch {
+  using Launch::Launch;
 
   template <typename Param, typename Grad, typename T>
   void run() const {
-    DeviceTable argument = table;
-    void* arguments[] = {&argument};
-    const dim3 blocks(static_cast<unsigned>(table.num_chunks));
-    const auto* kernel = reinterpret_cast<const void*>(&multi_tensor_padam<Param, Grad, T>);
-    checked(cudaLaunchKernel(kernel, blocks, dim3(kThreads), arguments, 0, stream),
-            "to launch the step");
+    launch(&multi_tensor_padam<Param, Grad, T>, "to launch the step");
   }
 };
 
-}  // namespace
+struct LaunchSum : Launch {
+  using Launch::Launch;
 
-void step_cuda(const DeviceTable& table, int device, std::uintptr_t stream) {
+  template <typename Param, typename Grad, typename T>
+  void run() const {
+    launch(&multi_tensor_sum_of_squares<Grad, T>, "to launch the norm");
+  }
+};
+
+template <typename What>
+void launch_on(const DeviceTable& table, int device, std::uintptr_t stream) {
   if (table.num_chunks > std::numeric_limits<int>::max()) {
     throw std::runtime_error("a step of " + std::to_string(table.num_chunks) +
                              " chunks is more than one launch can take");
   }
   const Checked checked(table, device);
   const DeviceGuard guard(device, checked);
-  with_types(table, Launch{table, checked, reinterpret_cast<cudaStream_t>(stream)});
+  with_types(table, What(table, checked, stream));
+}
+
+}  // namespace
+
+void step_cuda(const DeviceTable& table, int device, std::uintptr_t stream) {
+  launch_on<LaunchStep>(table, device, stream);
+}
+
+void sum_of_squares_cuda(const DeviceTable& table, int device, std::uintptr_t stream) {
+  launch_on<LaunchSum>(table, device, stream);
 }
 
 }  // namespace padam

@@ -12,8 +12,12 @@ namespace padam {
 // Throws std::runtime_error with CUDA's message, the device and the number of tensors.
 void step_cuda(const DeviceTable& table, int device, std::uintptr_t stream);
 
-// Runs what every thread of that launch would do, one after the other, on memory of the host.
+// Likewise, one launch that sums the squares of each chunk's gradient into table.partial_sums.
+void sum_of_squares_cuda(const DeviceTable& table, int device, std::uintptr_t stream);
+
+// Runs what every thread of these launches would do, one after the other, on memory of the host.
 // Throws std::logic_error at an access that a GPU could not make.
 void step_on_host(const DeviceTable& table);
+void sum_of_squares_on_host(const DeviceTable& table);
 
 }  // namespace padam

@@ -186,6 +186,7 @@ PADAM_INLINE double times_one_minus_beta2(double g, const Constants<double>& c) 
 template <typename T>
 PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c, Decay decay,
                               bool amsgrad) {
+  g = g * c.grad_factor;
   if (decay == Decay::coupled) g = rounded_once(c.coupled_decay, x, g);
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
   v = rounded_once(times_one_minus_beta2(g, c), g, c.beta2 * v);

@@ -1,31 +1,28 @@
-"""The fused step of a whole list of tensors: one launch, one program for each chunk.
+"""The fused step of a whole list of tensors: one launch, one program for each chunk."""
 
-A chunk is a run of blocks of one tensor. Every program looks its tensor up in the launch table
-(launch_table.py; device_table.py brings it to the device), then walks its blocks.
-"""
-
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from padam_ext.kernels.chunks import (
+    OPTIONS,
+    PROGRAM_THREADS,
+    block_of,
+    locate_chunk,
+    triton_dtype,
+    warps,
+    whole_blocks_end,
+)
 from padam_ext.kernels.padam_math import padam_update
-
-# One compiled kernel for each combination of dtypes and root; nothing else is compiled in. Floating
-# point contraction is off, see padam_math.py; loads do not wait for a pipeline of their own.
-OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
-PROGRAM_THREADS = 256
-
-
-def block_of(moment_dtype: torch.dtype) -> int:
-    """Elements that a program steps at a time: 16 bytes of each moment for every thread."""
-    return PROGRAM_THREADS * 16 // moment_dtype.itemsize
 
 
 def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: int) -> None:
     """Steps every tensor of a table, on the current device and stream.
+
+    There is one compiled kernel for each combination of dtypes and root; nothing else is compiled
+    in.
 
     Args:
         table: a device_table.py's DeviceTable, made for blocks of `block_of`.
@@ -49,25 +46,12 @@ def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: 
         ROOT=root,
         BLOCK=block_of(moment_dtype),
         NUM_THREADS=PROGRAM_THREADS,
-        num_warps=PROGRAM_THREADS // _warp_size(table.addresses.device),
+        num_warps=warps(table.addresses.device),
         **OPTIONS,
     )
 
 
-@cache
-def _warp_size(device: torch.device) -> int:
-    """Threads of a warp: 32, but for some of AMD's GPUs."""
-    if device.type == "cuda" and torch.version.hip is not None:
-        return torch.cuda.get_device_properties(device).warp_size
-    return 32
-
-
-def triton_dtype(dtype: torch.dtype) -> tl.dtype:
-    """Triton's name of a dtype."""
-    return getattr(tl, str(dtype).removeprefix("torch."))
-
-
-NUM_CONSTANTS: tl.constexpr = tl.constexpr(15)  # fields of constants.py's Constants
+NUM_CONSTANTS: tl.constexpr = tl.constexpr(17)  # fields of constants.py's Constants
 
 
 @triton.jit(do_not_specialize=["num_tensors", "blocks_per_chunk"])
@@ -105,12 +89,9 @@ def multi_tensor_padam(
         BLOCK: elements in a block, a power of two.
         NUM_THREADS: threads of the program.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    tensor = tl.load(chunk_tensors + chunk)
-    numel = tl.load(numels + tensor)
-    begin = tl.load(chunk_first_blocks + chunk) * BLOCK
-    end = tl.minimum(begin + blocks_per_chunk * BLOCK, numel)
-
+    tensor, begin, end = locate_chunk(
+        numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
+    )
     row = constants + tl.load(rows + tensor) * NUM_CONSTANTS
     c = (
         tl.load(row),
@@ -126,8 +107,10 @@ def multi_tensor_padam(
         tl.load(row + 10),
         tl.load(row + 11),
         tl.load(row + 12),
+        tl.load(row + 15),
     )
     amsgrad = tl.load(row + 13)
+    end = tl.where(tl.load(row + 16) != 0, begin, end)  # nothing to do in a step that is skipped
 
     x_address = tl.load(addresses + tensor)
     g_address = tl.load(addresses + num_tensors + tensor)
@@ -140,10 +123,9 @@ def multi_tensor_padam(
     v = v_address.to(tl.pointer_type(MOMENT))
     h = h_address.to(tl.pointer_type(MOMENT))
 
-    # 16-byte accesses need addresses that are multiples of 16 and no mask: whole blocks of aligned
-    # tensors first, then what is left.
-    misaligned = (x_address | g_address | m_address | v_address | h_address) % 16
-    whole = tl.where(misaligned == 0, begin + (end - begin) // BLOCK * BLOCK, begin)
+    # Whole blocks of aligned tensors first, then what is left.
+    every_address = x_address | g_address | m_address | v_address | h_address
+    whole = whole_blocks_end(every_address, begin, end, BLOCK)
     for start in range(begin, whole, BLOCK):
         step_block(x, g, m, v, h, start, end, amsgrad, c, ROOT, BLOCK, True)
     # One element for each thread, so that neighbours still share a memory transaction.

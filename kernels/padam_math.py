@@ -26,7 +26,8 @@ def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
         m: first moment.
         v: second moment.
         h: running maximum of v; -inf without amsgrad.
-        constants: a tuple of scalars, constants.py's Constants but for amsgrad.
+        constants: a tuple of scalars, constants.py's Constants but for those of the whole
+            tensor: amsgrad, root and skip.
         ROOT: how d^(2p) is taken.
 
     Returns:
@@ -46,7 +47,9 @@ def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
         exponent,
         exponent_high,
         exponent_low,
+        grad_factor,
     ) = constants
+    g = g * grad_factor
     # Selections, since 0 * x is not 0 for every x.
     g = tl.where(coupled_decay != 0, tl.fma(coupled_decay, x, g), g)
     m = tl.fma(beta1, m, one_minus_beta1 * g)

@@ -8,18 +8,31 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from padam_ext import cuda_step, native, triton_step
+from padam_ext.constants import Control
 from padam_ext.cpu import CpuStep
 from padam_ext.eager import EagerStep
 from padam_ext.gather import Live
 from padam_ext.grouping import Bucket
 from padam_ext.hyperparameters import Hyperparameters
 
-# Steps one bucket, with this step's gradients and one set of options for each param group.
-BucketStep = Callable[[Live, Sequence[Hyperparameters]], None]
+
+class BucketStep(Protocol):
+    """Steps one bucket. `take_grads` comes first, for all buckets, before anything is changed."""
+
+    def take_grads(self, live: Live) -> None:
+        """Takes over this step's gradients."""
+
+    def sum_of_squares(self) -> Tensor:
+        """The sum of all gradients' squares, float64 of one element on the bucket's device."""
+
+    def step(self, options: Sequence[Hyperparameters], control: Control) -> None:
+        """Steps every tensor, with one set of options for each param group."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,8 @@ class Backend:
         device_types: types of devices whose tensors "auto" gives it; None for all.
         unavailable_reason: tells why it cannot run on this machine, and what to do; None if it can.
         broken_reason: tells why it fails on a device that it should take; None if it works.
+        counts_on_device: whether it can leave it to the device to decide that a step is skipped,
+            so that step counts must be there.
         takes: types of devices whose tensors it can take, if not those that "auto" gives it.
     """
 
@@ -40,6 +55,7 @@ class Backend:
     device_types: frozenset[str] | None
     unavailable_reason: Callable[[], str | None] = lambda: None
     broken_reason: Callable[[torch.device], str | None] = lambda device: None
+    counts_on_device: bool = False
     takes: Callable[[], frozenset[str]] | None = None
 
     def is_for(self, device: torch.device) -> bool:
@@ -64,7 +80,8 @@ BACKENDS = (
         triton_step.DEVICE_TYPES,
         triton_step.unavailable_reason,
         triton_step.broken_reason,
-        triton_step.takes,
+        counts_on_device=True,
+        takes=triton_step.takes,
     ),
     Backend(
         "cuda",
@@ -72,6 +89,7 @@ BACKENDS = (
         cuda_step.DEVICE_TYPES,
         cuda_step.unavailable_reason,
         cuda_step.broken_reason,
+        counts_on_device=True,
     ),
     Backend("cpu", CpuStep, frozenset({"cpu"}), lambda: native.unavailable_reason),
     Backend("eager", EagerStep, None),

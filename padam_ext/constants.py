@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from torch import Tensor
+
 from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
 
 # How d^(-2p) is taken; the order is that of the enum Root in csrc/padam_math.h.
@@ -18,8 +20,25 @@ _ROOT_OF_EXPONENT = {0.0: 0, -1.0: 1, -0.5: 2, -0.25: 3, -0.125: 4}
 _SMALLEST_NORMAL = 2.0**-126  # of float32
 
 
+class Control(NamedTuple):
+    """What a step does with all gradients, as numbers or as tensors of one element on a device."""
+
+    grad_factor: float | Tensor = 1.0  # what gradients are multiplied by
+    skip: float | Tensor = 0.0  # 1 for a step that changes nothing, else 0
+
+    def on_host(self) -> Control:
+        """With numbers only, for which the host waits if they are still being computed."""
+        return Control(float(self.grad_factor), float(self.skip))
+
+
+NO_CONTROL = Control()
+
+
 class Constants(NamedTuple):
     """The constants of one param group at one step count, in the order of csrc/launch_table.h.
+
+    Those that depend on tensors are tensors: of one element, or of one for each tensor stepped
+    where step counts are such a tensor.
 
     To maximize, gradients enter with the other sign: that is folded into `one_minus_beta1` and
     `coupled_decay`; the second moment does not see it. 1 - beta2 comes in two pieces: float32
@@ -29,7 +48,7 @@ class Constants(NamedTuple):
     with the exponent of a float is exact.
     """
 
-    step_size: float  # lr * c
+    step_size: float | Tensor  # lr * c
     beta1: float
     one_minus_beta1: float
     beta2: float
@@ -38,16 +57,20 @@ class Constants(NamedTuple):
     eps: float
     coupled_decay: float  # weight_decay, or 0
     decoupled_decay: float  # lr * weight_decay, or 0
-    inverse_correction: float  # 1 / r
+    inverse_correction: float | Tensor  # 1 / r
     exponent: float  # -2p
     exponent_high: float
     exponent_low: float
     amsgrad: float  # 0 or 1
     root: float  # index into ROOTS
+    grad_factor: float | Tensor
+    skip: float | Tensor  # for a device to see; no step that the host skips comes this far
 
 
-def make_constants(options: Hyperparameters, step: float) -> Constants:
-    """The constants of update number `step`, from 1."""
+def make_constants(
+    options: Hyperparameters, step: float | Tensor, control: Control = NO_CONTROL
+) -> Constants:
+    """The constants of update number `step`, from 1; several at once for a tensor of several."""
     c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
     sign = -1.0 if options.maximize else 1.0
     decay, decoupled = options.weight_decay, options.decoupled_weight_decay
@@ -70,6 +93,8 @@ def make_constants(options: Hyperparameters, step: float) -> Constants:
         exponent_low=exponent - exponent_high,
         amsgrad=float(options.amsgrad),
         root=_root_of(exponent, options.eps),
+        grad_factor=control.grad_factor,
+        skip=control.skip,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from padam_ext import native
-from padam_ext.device_step import DeviceStep, Trial
+from padam_ext.device_step import DeviceStep, Kernels, Trial
 from padam_ext.device_table import DeviceTable
 from padam_ext.grouping import PARAM_DTYPES, Bucket
 from padam_ext.launch_table import LaunchTable
@@ -18,13 +18,21 @@ DEVICE_TYPES = frozenset({"cuda"})
 def make_step(bucket: Bucket) -> DeviceStep:
     """The fused step of one bucket."""
     block = native.module.block_of(PARAM_DTYPES.index(bucket.param_dtype))
-    return DeviceStep(bucket, block, _launch)
+    return DeviceStep(bucket, Kernels(block, _launch_step, _launch_norm))
 
 
-def _launch(device_table: DeviceTable, table: LaunchTable) -> None:
+def _launch_step(device_table: DeviceTable, table: LaunchTable) -> None:
+    native.module.step_cuda(native_table(device_table, table), *_place(device_table))
+
+
+def _launch_norm(device_table: DeviceTable, table: LaunchTable) -> None:
+    native.module.sum_of_squares_cuda(native_table(device_table, table), *_place(device_table))
+
+
+def _place(device_table: DeviceTable) -> tuple[int, int]:
+    """The device's index and its current stream."""
     device = device_table.addresses.device
-    stream = torch.cuda.current_stream(device).cuda_stream
-    native.module.step_cuda(native_table(device_table, table), device.index, stream)
+    return device.index, torch.cuda.current_stream(device).cuda_stream
 
 
 def native_table(device_table: DeviceTable, table: LaunchTable) -> Any:
@@ -39,6 +47,9 @@ def native_table(device_table: DeviceTable, table: LaunchTable) -> Any:
         num_tensors=len(device_table.numels),
         num_chunks=device_table.num_chunks,
         blocks_per_chunk=device_table.blocks_per_chunk,
+        partial_sums=0
+        if device_table.partial_sums is None
+        else device_table.partial_sums.data_ptr(),
         param_dtype=table.param_dtype,
         grad_dtype=table.grad_dtype,
     )

@@ -7,56 +7,77 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from padam_ext.constants import NO_CONTROL, Control
 from padam_ext.device_table import DeviceTable
 from padam_ext.gather import Live
 from padam_ext.grouping import Bucket
 from padam_ext.hyperparameters import Hyperparameters
 from padam_ext.launch_table import LaunchTable
 
-# Puts the step of a whole table into the current stream of the current device.
+# Puts work on a whole table into the current stream of the current device.
 Launch = Callable[[DeviceTable, LaunchTable], None]
+
+
+class Kernels(NamedTuple):
+    """What a backend brings."""
+
+    block: int  # elements that a program steps at a time
+    step: Launch
+    sum_of_squares: Launch  # of each chunk's gradient, into the table's partial_sums
 
 
 class DeviceStep:
     """The fused step of one bucket on its device."""
 
-    def __init__(self, bucket: Bucket, block: int, launch: Launch) -> None:
-        """Makes the launch table and its copy on the device.
-
-        Args:
-            bucket: what to step.
-            block: elements that a program of the kernel steps at a time.
-            launch: launches the kernel.
-        """
-        self._launch = launch
+    def __init__(self, bucket: Bucket, kernels: Kernels) -> None:
+        """Makes the launch table and its copy on the device."""
+        self._kernels = kernels
         self._bucket = bucket
+        self._copies: list[Tensor] = []
         self._table = LaunchTable(bucket)
         self._device_table = DeviceTable(
             self._table,
             bucket.device,
             bucket.exp_avgs[0].dtype,
-            block,
+            kernels.block,
             _num_processors(bucket.device),
         )
 
-    def __call__(self, live: Live, options: Sequence[Hyperparameters]) -> None:
-        """Steps every tensor of the bucket with this step's gradients and options."""
+    def take_grads(self, live: Live) -> None:
+        """Takes over this step's gradients."""
+        with _on(self._bucket.device):
+            self._copies = self._table.take_grads(self._bucket, live)
+
+    def sum_of_squares(self) -> Tensor:
+        """The sum of all gradients' squares, float64 of one element on the device."""
+        with _on(self._bucket.device):
+            partial_sums = self._device_table.make_partial_sums()
+            self._device_table.update_addresses(self._table)
+            if self._device_table.num_chunks > 0:
+                self._kernels.sum_of_squares(self._device_table, self._table)
+            return partial_sums.sum(dtype=torch.float64)
+
+    def step(self, options: Sequence[Hyperparameters], control: Control) -> None:
+        """Steps every tensor of the bucket."""
         bucket, table = self._bucket, self._table
         with _on(bucket.device):
-            copies = table.update(bucket, live, options)  # held until the kernel is in the queue
+            control = Control(*(_to(value, bucket.device) for value in control))
+            table.update(bucket, options, control)
             try:
                 self._device_table.update(table)
                 bucket.load_staged()
                 if self._device_table.num_chunks > 0:  # else all tensors are empty
-                    self._launch(self._device_table, table)
+                    self._kernels.step(self._device_table, table)
             except BaseException:
-                table.take_back_step(bucket)
+                table.take_back_step(bucket, control)
                 raise
-            del copies
+            self._copies = []  # of no use any more, now that the kernel is in the queue
             bucket.store_staged()
 
 
@@ -92,7 +113,9 @@ class Trial:
         bucket.exp_avgs, bucket.exp_avg_sqs, bucket.max_exp_avg_sqs = [m], [v], [h]
         bucket.steps = [torch.tensor(0.0, dtype=torch.float32, device="cpu")]
         options = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
-        self._make_step(bucket)(Live([param], [grad], [0]), [options])
+        step = self._make_step(bucket)
+        step.take_grads(Live([param], [grad], [0]))
+        step.step([options], NO_CONTROL)
         return bool(param.item() < 1)
 
 
@@ -104,6 +127,10 @@ def _num_processors(device: torch.device) -> int:
         if hasattr(properties, name):
             return int(getattr(properties, name))
     return 64
+
+
+def _to(value: float | Tensor, device: torch.device) -> float | Tensor:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

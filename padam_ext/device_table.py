@@ -33,6 +33,7 @@ class DeviceTable:
         chunk_first_blocks: int64 [chunk], index of the chunk's first block in its tensor.
         num_chunks: programs of a launch.
         blocks_per_chunk: blocks in each chunk, but for a tensor's last.
+        partial_sums: dtype of the moments [chunk], once a norm was asked for.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class DeviceTable:
         self._section("chunk_first_blocks").copy_(chunk_numbers * self.blocks_per_chunk)
         self._known: dict[str, bytes] = {}
         self._changed = (0, words)
+        self._late: set[tuple[int, int, int]] = set()  # rows and fields that the device wrote
 
         def on_device(name: str) -> Tensor:
             return self._device[slice(*spans[name])]
@@ -92,13 +94,37 @@ class DeviceTable:
         self.constants = on_device("constants").view(moment_dtype)
         self.chunk_tensors = on_device("chunk_tensors")
         self.chunk_first_blocks = on_device("chunk_first_blocks")
+        self.partial_sums: Tensor | None = None
+
+    def make_partial_sums(self) -> Tensor:
+        """Room for one sum for each chunk, for the kernel of the norm."""
+        if self.partial_sums is None:
+            self.partial_sums = self.constants.new_empty(self.num_chunks)
+        return self.partial_sums
+
+    def update_addresses(self, table: LaunchTable) -> None:
+        """Brings what the kernel of the norm reads up to date, in the current stream's order."""
+        self._follow_stream()
+        self._set("addresses", table.addresses, torch.int64)
+        self._copy_changed()
 
     def update(self, table: LaunchTable) -> None:
         """Brings the device's copy up to date, in the order of the current stream."""
         self._follow_stream()
-        self._set("constants", table.constants, self.constants.dtype)
-        self._set("rows", table.rows, torch.int64)
+        rows = table.rows
+        if self._late and {late[:3] for late in rows.late} != self._late:
+            # What was written there is no longer what the host knows.
+            self._mark(*self._spans["constants"])
+        self._set("constants", rows.constants, self.constants.dtype)
+        self._set("rows", rows.of_tensors, torch.int64)
         self._set("addresses", table.addresses, torch.int64)
+        self._copy_changed()
+        self._late = {late[:3] for late in rows.late}
+        fields = self.constants[: len(rows.constants)].view(-1, len(Constants._fields))
+        for begin, end, field, value in rows.late:
+            fields[begin:end, field] = value
+
+    def _copy_changed(self) -> None:
         begin, end = self._changed
         if begin == end:
             return
@@ -107,6 +133,11 @@ class DeviceTable:
             changed = changed.pin_memory()
         self._device[begin:end].copy_(changed, non_blocking=True)
         self._changed = (0, 0)
+
+    def _mark(self, begin: int, end: int) -> None:
+        if self._changed != (0, 0):
+            begin, end = min(begin, self._changed[0]), max(end, self._changed[1])
+        self._changed = (begin, end)
 
     def _section(self, name: str) -> Tensor:
         return self._host[slice(*self._spans[name])]
@@ -122,10 +153,7 @@ class DeviceTable:
             section.copy_(source)
             start, size = self._spans[name][0], dtype.itemsize
             begin = start + int(differs[0]) * size // 8
-            end = start + -(-(int(differs[-1]) + 1) * size // 8)
-            if self._changed != (0, 0):
-                begin, end = min(begin, self._changed[0]), max(end, self._changed[1])
-            self._changed = (begin, end)
+            self._mark(begin, start + -(-(int(differs[-1]) + 1) * size // 8))
         self._known[name] = new  # last: what failed before is done again
 
     def _follow_stream(self) -> None:

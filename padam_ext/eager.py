@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from padam_ext.constants import Control
 from padam_ext.gather import Live
 from padam_ext.grouping import Bucket
 from padam_ext.hyperparameters import Hyperparameters
@@ -19,14 +21,29 @@ class EagerStep:
         """Notes which tensors belong to which group."""
         self._bucket = bucket
         self._members: dict[int, list[int]] = {}
+        self._grads: list[Tensor] = []
         for i, (group, param) in enumerate(zip(bucket.group_indices, bucket.params, strict=True)):
             if param.numel() > 0:
                 self._members.setdefault(group, []).append(i)
 
-    def __call__(self, live: Live, options: Sequence[Hyperparameters]) -> None:
-        """Steps every tensor of the bucket with this step's gradients and options."""
-        bucket = self._bucket
-        grads = [bucket.gradient(i, live) for i in range(len(bucket.params))]
+    def take_grads(self, live: Live) -> None:
+        """Takes over this step's gradients."""
+        self._grads = [self._bucket.gradient(i, live) for i in range(len(self._bucket.params))]
+
+    def sum_of_squares(self) -> Tensor:
+        """The sum of all gradients' squares, float64 of one element."""
+        norms = torch._foreach_norm(self._grads, 2, dtype=self._bucket.exp_avgs[0].dtype)
+        return torch.stack(list(norms)).double().square().sum()
+
+    def step(self, options: Sequence[Hyperparameters], control: Control) -> None:
+        """Steps every tensor of the bucket. Whether to skip it is for the host to decide."""
+        bucket, grads = self._bucket, self._grads
+        self._grads = []
+        if control.skip != 0:
+            return
+        factor = control.grad_factor
+        if isinstance(factor, Tensor):
+            factor = factor.to(bucket.device, bucket.exp_avgs[0].dtype)
         torch._foreach_add_(bucket.steps, 1)
         bucket.load_staged()
         for group, members in self._members.items():
@@ -40,5 +57,6 @@ class EagerStep:
                 maxima if amsgrad else None,
                 [bucket.steps[i].item() for i in members],
                 options[group],
+                factor,
             )
         bucket.store_staged()

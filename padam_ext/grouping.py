@@ -50,7 +50,8 @@ class Bucket:
     exp_avgs: list[Tensor] = field(default_factory=list)  # laid out as the parameter
     exp_avg_sqs: list[Tensor] = field(default_factory=list)
     max_exp_avg_sqs: list[Tensor | None] = field(default_factory=list)  # None without amsgrad
-    steps: list[Tensor] = field(default_factory=list)  # float32 scalars on the CPU
+    steps: list[Tensor] = field(default_factory=list)  # float32 of no dimensions
+    counts: Tensor | None = None  # float32 [tensor] on the device, of which `steps` then are views
     staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # a parameter, its copy
     converted: list[int] = field(default_factory=list)  # whose gradients need `_converted`
 
@@ -72,6 +73,19 @@ class Bucket:
         maximum = real_view(local(state["max_exp_avg_sq"])) if amsgrad else None
         self.max_exp_avg_sqs.append(maximum)
         self.steps.append(state["step"])
+
+    def count_on_device(self, states: list[ParamState]) -> None:
+        """Moves the step counts of these tensors' states to where the device can change them."""
+        self.counts = torch.stack([step.to(self.device, torch.float32) for step in self.steps])
+        self.steps = list(self.counts.unbind())
+        for state, step in zip(states, self.steps, strict=True):
+            state["step"] = step
+
+    def count_on_host(self, states: list[ParamState]) -> None:
+        """Moves them to the CPU, where they are elsewhere."""
+        self.steps = [step.cpu() for step in self.steps]
+        for state, step in zip(states, self.steps, strict=True):
+            state["step"] = step
 
     def gradient(self, index: int, live: Live) -> Tensor:
         """This step's gradient of one tensor: real, of `grad_dtype`, laid out as the parameter."""

@@ -6,9 +6,11 @@ import math
 from contextlib import suppress
 from functools import lru_cache
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
-import torch
+from torch import Tensor
+
+Number = float | Tensor
 
 BIAS_CORRECTIONS = ("none", "authors", "adam")
 
@@ -93,9 +95,21 @@ def _checked(
     )
 
 
+@overload
 def bias_correction_factors(
     bias_correction: str, beta1: float, beta2: float, step: float
-) -> tuple[float, float]:
+) -> tuple[float, float]: ...
+
+
+@overload
+def bias_correction_factors(
+    bias_correction: str, beta1: float, beta2: float, step: Tensor
+) -> tuple[Number, Number]: ...
+
+
+def bias_correction_factors(
+    bias_correction: str, beta1: float, beta2: float, step: Number
+) -> tuple[Number, Number]:
     """Factors (c, r) of the update `x -= lr * c * m / (sqrt(h) / r + eps) ** (2 * p)`.
 
     Args:
@@ -104,20 +118,24 @@ def bias_correction_factors(
             every p.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
-        step: number of this update, from 1.
+        step: number of this update, from 1, or a float64 tensor of such numbers.
     """
     if bias_correction == "none":
         return 1.0, 1.0
     first = _one_minus_power(beta1, step)
-    root_of_second = math.sqrt(_one_minus_power(beta2, step))
+    second = _one_minus_power(beta2, step)
+    root_of_second = second.sqrt() if isinstance(second, Tensor) else math.sqrt(second)
     if bias_correction == "authors":
         return root_of_second / first, 1.0
     return 1.0 / first, root_of_second
 
 
-def _one_minus_power(beta: float, step: float) -> float:
+def _one_minus_power(beta: float, step: Number) -> Number:
     """1 - beta**step without the digits that the difference of two numbers near 1 would lose."""
-    return -math.expm1(step * math.log(beta)) if beta > 0.0 else 1.0
+    if beta == 0.0:
+        return 1.0
+    exponent = step * math.log(beta)
+    return -(exponent.expm1() if isinstance(exponent, Tensor) else math.expm1(exponent))
 
 
 def as_float(value: Any) -> float:
@@ -137,7 +155,7 @@ def shown(value: Any) -> str:
 
 
 def _scalar(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return value
     if value.numel() != 1:
         raise ValueError(f"a tensor lr must have 1 element, got shape {tuple(value.shape)}")

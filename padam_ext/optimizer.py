@@ -11,10 +11,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
-from padam_ext import backends, checkpoint
+from padam_ext import backends, checkpoint, clipping
 from padam_ext.grouping import check_param
 from padam_ext.hyperparameters import Hyperparameters
 from padam_ext.plan import Planner
+
+# Options that param groups cannot have for themselves.
+_OF_THE_WHOLE = ("max_grad_norm", "skip_nonfinite", "backend")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -51,7 +54,7 @@ class FusedPadam(Optimizer):
 
     Args:
         params: parameters, named parameters or dicts of param groups, as for torch.optim. All
-            options below except `backend` may differ between groups.
+            options below except the last three may differ between groups.
         lr: learning rate, a float or a tensor of one element. The paper's base learning rate for
             image classification is 0.1, as for SGD.
         betas: decay of the first and the second moment, each in [0, 1).
@@ -71,6 +74,10 @@ class FusedPadam(Optimizer):
         decoupled_weight_decay: multiply x by 1 - lr * weight_decay first, as AdamW does, instead
             of adding weight_decay * x to the gradient.
         maximize: ascend instead of descend.
+        max_grad_norm: scale all gradients down to this norm, where it is larger, as
+            torch.nn.utils.clip_grad_norm_ does over all parameters, but without writing to them.
+            The norm before that is left in `grad_norm`.
+        skip_nonfinite: make no step, and count none, where the norm is infinite or NaN.
         backend: "auto" takes the best backend for each device; a name from
             `padam_ext.available_backends()` insists on that one.
 
@@ -86,6 +93,9 @@ class FusedPadam(Optimizer):
         >>> optimizer.step()
     """
 
+    # GradScaler then leaves unscaling and skipping to `step`.
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         params: ParamsT,
@@ -99,10 +109,16 @@ class FusedPadam(Optimizer):
         bias_correction: str = "none",
         decoupled_weight_decay: bool = False,
         maximize: bool = False,
+        max_grad_norm: float | None = None,
+        skip_nonfinite: bool = False,
         backend: str = "auto",
     ) -> None:
         backends.check_name(backend)
+        if not isinstance(skip_nonfinite, bool):
+            raise TypeError(f"skip_nonfinite must be True or False, got {skip_nonfinite!r}")
         self.backend = backend
+        self.max_grad_norm = clipping.check_max_grad_norm(max_grad_norm)
+        self.skip_nonfinite = skip_nonfinite
         self._start_afresh()
         defaults = {
             "lr": lr,
@@ -124,6 +140,18 @@ class FusedPadam(Optimizer):
         # For step_param: where a parameter was found, group and position, and its own planner.
         self._param_planners: dict[Tensor, tuple[int, int, Planner]] = {}
         self._state_was_seen = False
+        self.grad_norm: Tensor | None = None
+        self._skipped: Tensor | None = None
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """How many steps were skipped since the optimizer was made: one element, on the device.
+
+        Those whose gradients had an infinity or NaN, as `skip_nonfinite` or GradScaler found.
+        """
+        if self._skipped is None:
+            return torch.zeros((), dtype=torch.int64, device="cpu")
+        return self._skipped.to(torch.int64)
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
@@ -152,11 +180,13 @@ class FusedPadam(Optimizer):
             TypeError: see the class.
         """
         if isinstance(param_group, dict) and isinstance(param_group["params"], Iterable):
-            if param_group.get("backend", self.backend) != self.backend:
-                raise ValueError(
-                    f"a param group has backend={param_group['backend']!r}, but backend is for the "
-                    f"whole optimizer, here {self.backend!r}: pass it to FusedPadam itself"
-                )
+            for name in _OF_THE_WHOLE:
+                mine = getattr(self, name)
+                if param_group.get(name, mine) != mine:
+                    raise ValueError(
+                        f"a param group has {name}={param_group[name]!r}, but {name} is for the "
+                        f"whole optimizer, here {mine!r}: pass it to FusedPadam itself"
+                    )
             if not isinstance(param_group["params"], Tensor | set):
                 param_group["params"] = list(param_group["params"])
                 _check_unique(param_group["params"])
@@ -191,8 +221,8 @@ class FusedPadam(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: what torch.optim keeps, and the backend's name."""
-        return {**super().__getstate__(), "backend": self.backend}
+        """For pickle and deepcopy: what torch.optim keeps, and the options of the whole."""
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in _OF_THE_WHOLE}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and load_state_dict; plans are made anew."""
@@ -214,6 +244,9 @@ class FusedPadam(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Makes one step. Gradients are only read.
+
+        Under torch.amp.GradScaler the gradients are unscaled and the step skipped, where they are
+        not finite, by the kernels themselves; the GPU is not waited for.
 
         Args:
             closure: evaluates the model again and returns the loss, as for torch.optim.
@@ -247,9 +280,15 @@ class FusedPadam(Optimizer):
 
         Raises:
             ValueError: the parameter is in no param group, or an option outside its range.
-            RuntimeError: see `step`.
+            RuntimeError: the norm of all gradients is asked for, of which there is only one here;
+                and see `step`.
             TypeError: see `step`.
         """
+        if self._needs_norm():
+            raise RuntimeError(
+                f"max_grad_norm={self.max_grad_norm!r} and skip_nonfinite={self.skip_nonfinite!r} "
+                "need all gradients at once: step_param cannot be used with them"
+            )
         group_index, position, planner = self._param_planners.get(param) or (0, 0, Planner())
         groups = self.param_groups
         if not (
@@ -274,15 +313,35 @@ class FusedPadam(Optimizer):
 
     def _step(self, planner: Planner, param_lists: list[list[Tensor]]) -> None:
         options = [Hyperparameters.from_group(group) for group in self.param_groups]
+        # GradScaler sets these for the time of a step.
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
         live, bucket_steps = planner.plan(
             self.backend, self.param_groups, self.__dict__["state"], param_lists,
             compare_states=self._state_was_seen,
+            count_on_device=found_inf is not None or self.skip_nonfinite,
         )  # fmt: skip
+        for bucket in bucket_steps:
+            bucket.take_grads(live)
+        norm = None
+        if self._needs_norm():
+            clipping.refuse_dtensors(live.grads)
+            norm = clipping.global_norm([b.sum_of_squares() for b in bucket_steps], grad_scale)
+        control = clipping.make_control(
+            norm, self.max_grad_norm, grad_scale, found_inf, skip_nonfinite=self.skip_nonfinite
+        )
         # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
         # Told before they run, while what was just gathered is still in the processor's caches.
         torch.autograd.graph.increment_version(live.params)
-        for step_bucket in bucket_steps:
-            step_bucket(live, options)
+        for bucket in bucket_steps:
+            bucket.step(options, control)
+        if norm is not None:
+            self.grad_norm = norm.to(clipping.norm_dtype(live.grads))
+        if isinstance(control.skip, Tensor):
+            self._skipped = control.skip if self._skipped is None else self._skipped + control.skip
+
+    def _needs_norm(self) -> bool:
+        return self.max_grad_norm is not None or self.skip_nonfinite
 
 
 def _check_unique(params: Iterable[Any]) -> None:

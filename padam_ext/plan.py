@@ -38,16 +38,22 @@ class Planner:
         param_lists: list[list[Tensor]],
         *,
         compare_states: bool,
+        count_on_device: bool,
     ) -> tuple[Live, list[BucketStep]]:
         """What is alive of the parameters, given as one list per param group, and how to step it.
+
+        With `count_on_device` a device may decide whether to skip the step.
 
         See `Plan` for what it raises; nothing has changed then.
         """
         live = self._gatherer.gather(param_lists)
         if self._plan is None or not self._plan.fits(
-            backend, param_groups, state, live, compare_states=compare_states
-        ):
-            self._plan = Plan(backend, self._gatherer, param_groups, state, live)
+            backend, param_groups, state, live,
+            compare_states=compare_states, count_on_device=count_on_device,
+        ):  # fmt: skip
+            self._plan = Plan(
+                backend, self._gatherer, param_groups, state, live, count_on_device=count_on_device
+            )
         return live, self._plan.bucket_steps
 
 
@@ -61,16 +67,25 @@ class Plan:
         param_groups: ParamGroups,
         state: OptimizerState,
         live: Live,
+        *,
+        count_on_device: bool,
     ) -> None:
         """Chooses backends and makes buckets.
 
         See `choose` and `make_buckets` for what they raise; nothing has changed then.
         """
         chosen = {device: choose(backend, device) for device in {p.device for p in live.params}}
-        self.bucket_steps: list[BucketStep] = [
-            chosen[bucket.device].make_step(bucket)
-            for bucket in make_buckets(param_groups, state, live)
-        ]
+        self.bucket_steps: list[BucketStep] = []
+        for bucket in make_buckets(param_groups, state, live):
+            states = [state[live.params[position]] for position in bucket.positions]
+            taken_by = chosen[bucket.device]
+            elsewhere = any(step.device.type != "cpu" for step in bucket.steps)
+            if taken_by.counts_on_device and (count_on_device or elsewhere):
+                bucket.count_on_device(states)
+            elif elsewhere:
+                bucket.count_on_host(states)
+            self.bucket_steps.append(taken_by.make_step(bucket))
+        self._counts_on_device = count_on_device
         self._backend = backend
         self._gatherer = gatherer
         self._live = live._replace(grads=[])  # a plan must not keep gradients alive
@@ -89,11 +104,13 @@ class Plan:
         live: Live,
         *,
         compare_states: bool,
+        count_on_device: bool,
     ) -> bool:
         """Whether the buckets describe this step, too."""
         then = self._live
         return (
             backend == self._backend
+            and (self._counts_on_device or not count_on_device)
             and _same_objects(live.params, then.params)
             and _same_objects(live.group_indices, then.group_indices)
             and self._amsgrad_flags == [group["amsgrad"] for group in param_groups]

@@ -25,6 +25,7 @@ def padam_step(
     max_exp_avg_sq: Tensor | None,
     step: float,
     options: Hyperparameters,
+    grad_factor: float = 1.0,
 ) -> None:
     """Steps one real tensor in place; `grad` is only read.
 
@@ -36,11 +37,14 @@ def padam_step(
         max_exp_avg_sq: running maximum h of v, like `exp_avg`; None without amsgrad.
         step: number of this update, from 1.
         options: the options of the parameter's group.
+        grad_factor: what the gradient is multiplied by, to unscale or clip it.
     """
     dtype = exp_avg.dtype
     c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
     x = param.to(dtype)  # `param` itself, unless it is of a half type
     g = grad.to(dtype)
+    if grad_factor != 1:
+        g = g * grad_factor
     if options.maximize:
         g = -g
     if options.weight_decay != 0:
@@ -73,10 +77,12 @@ def padam_step_foreach(
     max_exp_avg_sqs: list[Tensor] | None,
     steps: list[float],
     options: Hyperparameters,
+    grad_factor: float | Tensor = 1.0,
 ) -> None:
     """Steps a list of tensors of one device and one dtype in place, with `torch._foreach_*`.
 
-    Arguments are lists of those of `padam_step`; the lists must not be empty.
+    Arguments are lists of those of `padam_step`; the lists must not be empty. `grad_factor` may be
+    a tensor of one element on the same device.
     """
     dtype = exp_avgs[0].dtype
     factors = [
@@ -85,6 +91,8 @@ def padam_step_foreach(
     ]
     xs = [param.to(dtype) for param in params]  # the parameters themselves, but for half types
     gs: list[Tensor] | tuple[Tensor, ...] = [grad.to(dtype) for grad in grads]
+    if isinstance(grad_factor, Tensor) or grad_factor != 1:
+        gs = torch._foreach_mul(gs, grad_factor)
     if options.maximize:
         gs = torch._foreach_neg(gs)
     if options.weight_decay != 0:

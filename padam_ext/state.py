@@ -1,6 +1,7 @@
 """State of one parameter: torch.optim.Adam's names, in dtypes and layouts that kernels can take.
 
-`step` counts the parameter's own updates, a float32 scalar on the CPU. The moments have the
+`step` counts the parameter's own updates, float32 of no dimensions, on the CPU or the parameter's
+device. The moments have the
 parameter's shape, float32 for half types, else the parameter's dtype (complex for complex).
 """
 
@@ -105,7 +106,7 @@ def fit_state(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:
     was off until now) starts at the current second moment.
     """
     dtype = _MOMENT_DTYPES.get(param.dtype, param.dtype)
-    state["step"] = _fit_step(state.get("step", 0.0))
+    state["step"] = _fit_step(state.get("step", 0.0), param.device)
     for key in MOMENTS[:2]:
         state[key] = _fit_moment(state.get(key), param, dtype)
     if amsgrad:
@@ -115,9 +116,10 @@ def fit_state(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:
         state["max_exp_avg_sq"] = _fit_moment(value, param, dtype)
 
 
-def _fit_step(step: Any) -> Tensor:
+def _fit_step(step: Any, device: torch.device) -> Tensor:
     if isinstance(step, Tensor):
-        if step.dtype == torch.float32 and step.device.type == "cpu" and step.dim() == 0:
+        here = step.device.type == "cpu" or step.device == device
+        if step.dtype == torch.float32 and here and step.dim() == 0:
             return step
         step = step.item()
     return torch.tensor(float(step), dtype=torch.float32, device="cpu")

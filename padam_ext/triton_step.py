@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
-from padam_ext.device_step import DeviceStep, Trial
+from padam_ext.device_step import DeviceStep, Kernels, Trial
 from padam_ext.device_table import DeviceTable
 from padam_ext.grouping import PARAM_DTYPES, Bucket
 from padam_ext.launch_table import LaunchTable
@@ -22,18 +22,27 @@ _OLDEST = (3, 5)
 def make_step(bucket: Bucket) -> DeviceStep:
     """The fused step of one bucket."""
     # Imported here, since `import padam_ext` must not need Triton.
-    from padam_ext.kernels import multi_tensor_padam
+    from padam_ext.kernels.chunks import block_of
 
-    block = multi_tensor_padam.block_of(bucket.exp_avgs[0].dtype)
-    return DeviceStep(bucket, block, _launch)
+    block = block_of(bucket.exp_avgs[0].dtype)
+    return DeviceStep(bucket, Kernels(block, _launch_step, _launch_norm))
 
 
-def _launch(device_table: DeviceTable, table: LaunchTable) -> None:
+def _launch_step(device_table: DeviceTable, table: LaunchTable) -> None:
     from padam_ext.kernels import multi_tensor_padam
 
     multi_tensor_padam.launch(
-        device_table, PARAM_DTYPES[table.param_dtype], PARAM_DTYPES[table.grad_dtype], table.root
+        device_table,
+        PARAM_DTYPES[table.param_dtype],
+        PARAM_DTYPES[table.grad_dtype],
+        table.rows.root,
     )
+
+
+def _launch_norm(device_table: DeviceTable, table: LaunchTable) -> None:
+    from padam_ext.kernels import multi_tensor_norm
+
+    multi_tensor_norm.launch(device_table, PARAM_DTYPES[table.grad_dtype])
 
 
 def takes() -> frozenset[str]:

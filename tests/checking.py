@@ -15,6 +15,7 @@ MOMENT_ULPS = 2
 EAGER_MOMENT_ULPS = 3
 # Triton's interpreter has no fused multiply-add and rounds twice, too.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+FACTOR_ERROR = 1e-6
 STATE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -62,7 +63,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, backend: str) -> N
 class Watched:
     """A parameter's values and states as they are before a step."""
 
-    def __init__(self, optimizer, param):
+    def __init__(self, optimizer, param, grad_factor=1.0):
         state = optimizer.state.get(param, {})
         zeros = torch.zeros_like(param)
         self.param = param
@@ -71,7 +72,9 @@ class Watched:
             as_exact(state.get(key, zeros)) for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
         ]
         self.step = float(state["step"]) if "step" in state else 0.0
-        self.grad = None if param.grad is None else as_exact(param.grad)
+        self.grad = None if param.grad is None else as_exact(param.grad) * grad_factor
+        # The factor comes out of a norm that was itself summed up and rounded.
+        self.grad_error = 0.0 if grad_factor == 1 else FACTOR_ERROR
         group = next(g for g in optimizer.param_groups if any(p is param for p in g["params"]))
         rounds_twice = optimizer.backend == "eager" or INTERPRETED
         self.moment_ulps = EAGER_MOMENT_ULPS if rounds_twice else MOMENT_ULPS
@@ -97,6 +100,7 @@ class Watched:
             assert state[key].dtype.to_real() == state_dtype, key
         b1, b2 = map(oracle.exact, self.options["betas"])
         g, g_unit = abs(want.g), spacing(want.g_scale, state_dtype) * (want.g_scale != 0)
+        g_unit = g_unit + self.grad_error * abs(self.grad)
         tolerance = self.moment_ulps * spacing(want.m_scale, state_dtype) + (1 - b1) * g_unit
         assert_within(as_exact(state["exp_avg"]), want.m, tolerance, "exp_avg")
         tolerance = self.moment_ulps * spacing(want.v, state_dtype)
@@ -122,10 +126,19 @@ class Watched:
         assert_within(as_exact(self.param), x, tolerance, "parameter")
 
 
+def exact_norm(params) -> np.longdouble:
+    """The norm of all gradients together."""
+    grads = [as_exact(param.grad) for param in params if param.grad is not None]
+    return np.sqrt(sum((grad**2).sum() for grad in grads))
+
+
 def step_and_check(optimizer) -> None:
     """Makes one step and checks every parameter of every group, and that gradients were kept."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    watched = [Watched(optimizer, param) for param in params]
+    factor = 1.0
+    if optimizer.max_grad_norm is not None:
+        factor = min(1.0, optimizer.max_grad_norm / (exact_norm(params) + oracle.exact(1e-6)))
+    watched = [Watched(optimizer, param, factor) for param in params]
     grads = [None if p.grad is None else p.grad.clone() for p in params]
     optimizer.step()
     for before, param, grad in zip(watched, params, grads, strict=True):

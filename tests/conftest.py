@@ -39,8 +39,11 @@ def backend(request, monkeypatch):
 def run_cuda_on_host(monkeypatch):
     """Has the cuda backend take tensors on the CPU and run its kernel's code there."""
 
-    def on_host(device_table, table):
+    def step(device_table, table):
         native.module.step_on_host(cuda_step.native_table(device_table, table))
+
+    def norm(device_table, table):
+        native.module.sum_of_squares_on_host(cuda_step.native_table(device_table, table))
 
     calls = {
         "unavailable_reason": lambda: None,
@@ -51,7 +54,8 @@ def run_cuda_on_host(monkeypatch):
         dataclasses.replace(b, **calls) if b.name == "cuda" else b for b in backends.BACKENDS
     )
     monkeypatch.setattr(backends, "BACKENDS", changed)
-    monkeypatch.setattr(cuda_step, "_launch", on_host)
+    monkeypatch.setattr(cuda_step, "_launch_step", step)
+    monkeypatch.setattr(cuda_step, "_launch_norm", norm)
 
 
 def pytest_addoption(parser):

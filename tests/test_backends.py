@@ -157,7 +157,10 @@ def test_a_small_step_shows_whether_a_kernel_works(failure):
             if failure is not None:
                 raise failure
 
-        def __call__(self, live, options):
+        def take_grads(self, live):
+            pass
+
+        def step(self, options, control):
             pass
 
     reason = Trial("Triton", Fails).broken_reason(torch.device("cpu"))

@@ -70,14 +70,15 @@ def test_an_error_of_cuda_says_what_where_and_how_much():
     """There is no driver here; a module without CUDA has no such function."""
     table = module.DeviceTable(
         addresses=0, numels=0, rows=0, constants=0, chunk_tensors=0, chunk_first_blocks=0,
-        num_tensors=3, num_chunks=1, blocks_per_chunk=1, param_dtype=0, grad_dtype=0,
+        num_tensors=3, num_chunks=1, blocks_per_chunk=1, partial_sums=0, param_dtype=0, grad_dtype=0,
     )  # fmt: skip
     if not WITH_CUDA:
         assert not hasattr(module, "cuda_architectures")
         return
     message = r"^CUDA failed to .* for 3 tensors on cuda:0: .+ \(cudaError\w+\)$"
-    with pytest.raises(RuntimeError, match=message):
-        module.step_cuda(table, 0, 0)
+    for launch in (module.step_cuda, module.sum_of_squares_cuda):
+        with pytest.raises(RuntimeError, match=message):
+            launch(table, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,8 @@ def test_an_error_of_cuda_says_what_where_and_how_much():
 def test_a_table_of_dtypes_that_no_kernel_takes(dtypes, message):
     fields = dict.fromkeys(
         ("addresses", "numels", "rows", "constants", "chunk_tensors", "chunk_first_blocks",
-         "num_tensors", "num_chunks", "blocks_per_chunk", "param_dtype", "grad_dtype"), 0
+         "num_tensors", "num_chunks", "blocks_per_chunk", "partial_sums", "param_dtype",
+         "grad_dtype"), 0
     )  # fmt: skip
     with pytest.raises(ValueError, match=message):
         module.DeviceTable(**fields | dtypes)

@@ -3,6 +3,8 @@
 The CUDA kernel's code runs on the CPU, Triton's in its interpreter (`make test-interpret`).
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,13 +27,13 @@ def launches(backend, monkeypatch):
     """Programs of each launch of the kernel."""
     grids = []
     if backend == "cuda":
-        original = cuda_step._launch
+        original = cuda_step._launch_step
 
         def counting(device_table, table):
             grids.append((device_table.num_chunks,))
             original(device_table, table)
 
-        monkeypatch.setattr(cuda_step, "_launch", counting)
+        monkeypatch.setattr(cuda_step, "_launch_step", counting)
         return grids
 
     from padam_ext.kernels import multi_tensor_padam as kernel
@@ -145,8 +147,9 @@ def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
 class Table:
     """A table in memory, by hand, of tensors at any address."""
 
-    param_dtype = grad_dtype = 0
-    root = ROOTS.index("general")
+    on_host = SimpleNamespace(
+        param_dtype=0, grad_dtype=0, rows=SimpleNamespace(root=ROOTS.index("general"))
+    )
 
     def __init__(self, addresses, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk):
         self.addresses = torch.tensor(addresses)  # [slot][tensor]
@@ -156,13 +159,20 @@ class Table:
         self.chunk_tensors = torch.tensor(chunk_tensors)
         self.chunk_first_blocks = torch.tensor(chunk_first_blocks)
         self.num_chunks = len(chunk_tensors)
+        self.partial_sums = torch.full((self.num_chunks,), -1.0)
         self.blocks_per_chunk = blocks_per_chunk
 
     def launch(self, backend):
         if backend == "triton":
-            triton_step._launch(self, self)
+            triton_step._launch_step(self, self.on_host)
         else:
-            native.module.step_on_host(cuda_step.native_table(self, self))
+            native.module.step_on_host(cuda_step.native_table(self, self.on_host))
+
+    def launch_norm(self, backend):
+        if backend == "triton":
+            triton_step._launch_norm(self, self.on_host)
+        else:
+            native.module.sum_of_squares_on_host(cuda_step.native_table(self, self.on_host))
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -180,6 +190,18 @@ def test_offsets_beyond_two_to_the_31_elements(aligned, backend):
     assert (x[shift + 1030 :] == 0).all()
 
 
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_norm_takes_offsets_beyond_two_to_the_31_elements(aligned, backend):
+    first_block = 2**31 // 1024 + 5
+    g = torch.full((2048,), float("nan"))
+    shift = 0 if aligned else 1
+    g[shift : shift + 1030] = 3.0
+    addresses = [0, g.data_ptr() + 4 * (shift - first_block * 1024), 0, 0, 0]
+    table = Table(addresses, [first_block * 1024 + 1030], [0], [first_block], 2)
+    table.launch_norm(backend)
+    assert table.partial_sums.tolist() == [9 * 1030]
+
+
 @pytest.mark.parametrize("slot", range(5))
 def test_packs_are_for_tensors_of_which_every_slot_is_aligned(slot, backend):
     """Interpreted, Triton takes any address; test_triton.py looks at its blocks."""
@@ -191,32 +213,58 @@ def test_packs_are_for_tensors_of_which_every_slot_is_aligned(slot, backend):
     assert (views[0] == -1).all()
 
 
-@settings(
+SOME = settings(
     deadline=None,
     max_examples=10 if INTERPRETED else 100,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # `backend` stays as it is
 )
-@given(
+# Sizes and places in a buffer, then blocks for each chunk.
+LISTS_OF_TENSORS = (
     st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 4)), min_size=1, max_size=4),
     st.integers(1, 3),
 )
+
+
+def chunks_of(sizes, blocks_per_chunk):
+    return [
+        (tensor, first)
+        for tensor, size in enumerate(sizes)
+        for first in range(0, -(-size // 1024), blocks_per_chunk)
+    ]
+
+
+@SOME
+@given(*LISTS_OF_TENSORS)
 def test_every_element_is_stepped_once(backend, tensors, blocks_per_chunk):
     buffers = [[torch.zeros(size + 16) for _ in range(5)] for size, _ in tensors]
     for slots in buffers:
         slots[1].fill_(1.0)
-    chunks = [
-        (tensor, first)
-        for tensor, (size, _) in enumerate(tensors)
-        for first in range(0, -(-size // 1024), blocks_per_chunk)
-    ]
     addresses = [
         slots[slot].data_ptr() + 4 * shift
         for slot in range(5)
         for slots, (_, shift) in zip(buffers, tensors, strict=True)
     ]
     sizes = [size for size, _ in tensors]
+    chunks = chunks_of(sizes, blocks_per_chunk)
     Table(addresses, sizes, *zip(*chunks, strict=True), blocks_per_chunk).launch(backend)
     for (x, *_), (size, shift) in zip(buffers, tensors, strict=True):
         assert (x[:shift] == 0).all()
         assert (x[shift : shift + size] == -1).all()
         assert (x[shift + size :] == 0).all()
+
+
+@SOME
+@given(*LISTS_OF_TENSORS)
+def test_the_norm_takes_every_element_once(backend, tensors, blocks_per_chunk):
+    grads = [torch.full((size + 16,), float("nan")) for size, _ in tensors]
+    for grad, (size, shift) in zip(grads, tensors, strict=True):
+        grad[shift : shift + size] = 1.0
+    begins = [g.data_ptr() + 4 * shift for g, (_, shift) in zip(grads, tensors, strict=True)]
+    sizes = [size for size, _ in tensors]
+    empty = [0] * len(tensors)
+    chunks = chunks_of(sizes, blocks_per_chunk)
+    table = Table(empty + begins + empty * 3, sizes, *zip(*chunks, strict=True), blocks_per_chunk)
+    table.launch_norm(backend)
+    for tensor, size in enumerate(sizes):
+        of_tensor = [chunk == tensor for chunk, _ in chunks]
+        assert table.partial_sums[of_tensor].sum() == size

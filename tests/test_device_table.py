@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from padam_ext import device_table
+from padam_ext.constants import NO_CONTROL
 from padam_ext.device_table import DeviceTable
 from padam_ext.gather import Live
 from padam_ext.grouping import Bucket
@@ -32,6 +33,7 @@ class Rig:
         self.bucket.max_exp_avg_sqs = column()
         self.bucket.steps = [torch.tensor(0.0) for _ in sizes]
         self.options = [OPTIONS]
+        self.control = NO_CONTROL
         self.move_grads()
         self.table = LaunchTable(self.bucket)
         self.device_table = DeviceTable(self.table, CPU, dtype, BLOCK, processors)
@@ -41,15 +43,16 @@ class Rig:
 
     def step(self):
         live = Live(self.bucket.params, self.grads, self.bucket.group_indices)
-        self.table.update(self.bucket, live, self.options)
+        self.table.take_grads(self.bucket, live)
+        self.table.update(self.bucket, self.options, self.control)
         self.device_table.update(self.table)
 
     def assert_up_to_date(self):
         on_device, table = self.device_table, self.table
         assert on_device.addresses.tolist() == table.addresses.tolist()
         assert on_device.numels.tolist() == table.numels.tolist()
-        assert on_device.rows.tolist() == table.rows.tolist()
-        constants = torch.tensor(table.constants.tolist(), dtype=torch.float64)
+        assert on_device.rows.tolist() == table.rows.of_tensors.tolist()
+        constants = torch.tensor(table.rows.constants.tolist(), dtype=torch.float64)
         expected = constants.to(on_device.constants.dtype)
         assert torch.equal(on_device.constants[: len(expected)], expected)
 
@@ -172,7 +175,7 @@ def test_counts_that_differ_give_rows_of_their_own():
     rig.step()
     rig.assert_up_to_date()
     assert rig.device_table.rows.tolist() == [0, 1, 0]
-    assert rig.device_table.constants[15] != rig.device_table.constants[0]
+    assert rig.device_table.constants[17] != rig.device_table.constants[0]
 
 
 def test_a_launch_keeps_its_root_in_the_steady_state():
@@ -180,7 +183,7 @@ def test_a_launch_keeps_its_root_in_the_steady_state():
     roots = []
     for _ in range(3):
         rig.step()
-        roots.append(rig.table.root)
+        roots.append(rig.table.rows.root)
     assert roots == [3, 3, 3]
 
 

@@ -1,0 +1,96 @@
+"""The sum of the squares of a whole list of gradients: one launch, one program for each chunk.
+
+Each chunk's sum is stored by itself; whoever adds them up does so in one order, so that the norm
+is the same from run to run.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from padam_ext.kernels.chunks import (
+    OPTIONS,
+    PROGRAM_THREADS,
+    block_of,
+    locate_chunk,
+    triton_dtype,
+    warps,
+    whole_blocks_end,
+)
+
+
+def launch(table: Any, grad_dtype: torch.dtype) -> None:
+    """Sums into a table's partial_sums, on the current device and stream.
+
+    Args:
+        table: a device_table.py's DeviceTable, made for blocks of `block_of`.
+        grad_dtype: dtype of the gradients.
+    """
+    moment_dtype = table.partial_sums.dtype
+    multi_tensor_sum_of_squares[(table.num_chunks,)](
+        table.addresses,
+        table.numels,
+        table.chunk_tensors,
+        table.chunk_first_blocks,
+        table.partial_sums,
+        len(table.numels),
+        table.blocks_per_chunk,
+        GRAD=triton_dtype(grad_dtype),
+        MOMENT=triton_dtype(moment_dtype),
+        BLOCK=block_of(moment_dtype),
+        NUM_THREADS=PROGRAM_THREADS,
+        num_warps=warps(table.addresses.device),
+        **OPTIONS,
+    )
+
+
+@triton.jit(do_not_specialize=["num_tensors", "blocks_per_chunk"])
+def multi_tensor_sum_of_squares(
+    addresses,
+    numels,
+    chunk_tensors,
+    chunk_first_blocks,
+    partial_sums,
+    num_tensors,
+    blocks_per_chunk,
+    GRAD: tl.constexpr,
+    MOMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_THREADS: tl.constexpr,
+):
+    """Sums one chunk; the grid has one program for each. Arguments are those of the step's kernel.
+
+    Args:
+        addresses: see multi_tensor_padam.
+        numels: see there.
+        chunk_tensors: see there.
+        chunk_first_blocks: see there.
+        partial_sums: MOMENT [chunk], where the sums go.
+        num_tensors: see multi_tensor_padam.
+        blocks_per_chunk: see there.
+        GRAD: dtype of gradients.
+        MOMENT: dtype of the arithmetic.
+        BLOCK: elements in a block, a power of two.
+        NUM_THREADS: threads of the program.
+    """
+    tensor, begin, end = locate_chunk(
+        numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
+    )
+    address = tl.load(addresses + num_tensors + tensor)
+    grad = address.to(tl.pointer_type(GRAD))
+    whole = whole_blocks_end(address, begin, end, BLOCK)
+    offsets = tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], MOMENT)
+    for start in range(begin, whole, BLOCK):
+        g = tl.load(tl.multiple_of(grad + start, 16) + offsets).to(MOMENT)
+        sums = tl.fma(g, g, sums)
+    rest_offsets = tl.arange(0, NUM_THREADS)
+    rest = tl.zeros([NUM_THREADS], MOMENT)
+    for start in range(whole, end, NUM_THREADS):
+        inside = rest_offsets < end - start
+        g = tl.load(grad + start + rest_offsets, mask=inside, other=0.0).to(MOMENT)
+        rest = tl.fma(g, g, rest)
+    chunk = tl.program_id(0).to(tl.int64)
+    tl.store(partial_sums + chunk, tl.sum(sums, 0) + tl.sum(rest, 0))
