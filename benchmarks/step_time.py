@@ -36,6 +36,7 @@ WORKLOADS = {
 }
 OPTIONS = {"lr": 1e-3, "weight_decay": 5e-4}
 STEPS_PER_TURN = 8
+MAX_NORM = 1.0
 # Five float32 read, four written: what a step must move, whatever an implementation does move.
 BYTES_PER_ELEMENT = 36
 OURS = "FusedPadam, p=1/8"
@@ -83,6 +84,13 @@ IMPLEMENTATIONS: dict[str, Callable[[Params], Step]] = {
     "torch AMSGrad, foreach": lambda params: torch_amsgrad(params, foreach=True),
     "torch AMSGrad, fused": lambda params: torch_amsgrad(params, fused=True),
 }
+OURS_CLIPPED = "FusedPadam, max_grad_norm"
+CLIPPED: dict[str, Callable[[Params], Step]] = {
+    OURS_CLIPPED: lambda params: FusedPadam(params, **OPTIONS, max_grad_norm=MAX_NORM).step,
+    "clip_grad_norm_ and torch AMSGrad, fused": lambda params: clip_first(
+        params, torch_amsgrad(params, fused=True)
+    ),
+}
 
 
 def torch_amsgrad(params: Params, **form: bool) -> Step:
@@ -90,11 +98,25 @@ def torch_amsgrad(params: Params, **form: bool) -> Step:
     return torch.optim.Adam(params, amsgrad=True, **OPTIONS, **form).step
 
 
+def clip_first(params: Params, step: Step) -> Step:
+    """Clipping by torch, then a step."""
+
+    def clip_and_step() -> None:
+        torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
+        step()
+
+    return clip_and_step
+
+
 def verify(sizes: list[int]) -> None:
-    """Three steps of FusedPadam and of the eager loop must agree."""
-    for partial in (1 / 8, 0.3):
+    """Three steps of FusedPadam and of the eager loop must agree, clipped as well."""
+    for partial, norm in ((1 / 8, None), (0.3, None), (1 / 8, MAX_NORM)):
         ours, theirs = make_params(sizes), make_params(sizes)
-        steps = FusedPadam(ours, **OPTIONS, partial=partial).step, EagerLoop(theirs, partial).step
+        loop = EagerLoop(theirs, partial).step
+        steps = (
+            FusedPadam(ours, **OPTIONS, partial=partial, max_grad_norm=norm).step,
+            loop if norm is None else clip_first(theirs, loop),
+        )
         for _ in range(3):
             for step in steps:
                 step()
@@ -102,15 +124,20 @@ def verify(sizes: list[int]) -> None:
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-def measure(sizes: list[int], rounds: int, console: Console) -> dict[str, float]:
+def measure(
+    implementations: dict[str, Callable[[Params], Step]],
+    sizes: list[int],
+    rounds: int,
+    console: Console,
+) -> dict[str, float]:
     """Median seconds of one step of each implementation."""
-    seconds: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
+    seconds: dict[str, list[float]] = {name: [] for name in implementations}
     # Refreshed between rounds only: in the background it would take time from what is measured.
     with Progress(console=console, transient=True, auto_refresh=False) as progress:
         for index in progress.track(range(rounds), description="measuring"):
             first = index % len(seconds)
             names = [*seconds][first:] + [*seconds][:first]
-            steps = {name: IMPLEMENTATIONS[name](make_params(sizes)) for name in names}
+            steps = {name: implementations[name](make_params(sizes)) for name in names}
             for step in steps.values():
                 step()
                 step()
@@ -142,19 +169,23 @@ def main() -> None:
     )
     for name, sizes in WORKLOADS.items():
         verify(sizes)
-        seconds = measure(sizes, options.rounds, console)
-        table = Table(title=f"{name}, float32")
-        table.add_column("implementation")
-        for heading in ("ms per step", "effective GB/s", f"times {OURS}"):
-            table.add_column(heading, justify="right")
-        for implementation, time_of_step in seconds.items():
-            table.add_row(
-                implementation,
-                f"{1000 * time_of_step:.2f}",
-                f"{sum(sizes) * BYTES_PER_ELEMENT / time_of_step / 1e9:.1f}",
-                f"{time_of_step / seconds[OURS]:.2f}",
-            )
-        console.print(table)
+        for what, ours, implementations in (
+            ("", OURS, IMPLEMENTATIONS),
+            (", clipped", OURS_CLIPPED, CLIPPED),
+        ):
+            seconds = measure(implementations, sizes, options.rounds, console)
+            table = Table(title=f"{name}, float32{what}")
+            table.add_column("implementation")
+            for heading in ("ms per step", "effective GB/s", f"times {ours}"):
+                table.add_column(heading, justify="right")
+            for implementation, time_of_step in seconds.items():
+                table.add_row(
+                    implementation,
+                    f"{1000 * time_of_step:.2f}",
+                    f"{sum(sizes) * BYTES_PER_ELEMENT / time_of_step / 1e9:.1f}",
+                    f"{time_of_step / seconds[ours]:.2f}",
+                )
+            console.print(table)
 
 
 if __name__ == "__main__":

@@ -35,12 +35,13 @@ void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>
   }
 }
 
-// The logarithm and the exponential of the general root make a chain of dependent operations too
-// long for the processor to overlap with the next elements'. So the two halves of the update take
-// turns over blocks that stay in the L1 cache; which also tells the second whether it needs care.
-constexpr std::int64_t kBlock = 256;
+// What leads from h to the parameter is a chain of dependent operations too long for the processor
+// to overlap with the next elements', where no square root or division ends it. So the two halves
+// of the update take turns over blocks that stay in the L1 cache.
+constexpr std::int64_t kBlock = 128;
 
-template <Decay decay, bool amsgrad>
+// Tells whether every d is tame.
+template <Root root, Decay decay, bool amsgrad>
 bool moments_block(const float* __restrict param, const float* __restrict grad, float* __restrict m,
                    float* __restrict v, float* __restrict h, float* __restrict d,
                    std::int64_t numel, const Constants<float>& row_constants) {
@@ -51,41 +52,45 @@ bool moments_block(const float* __restrict param, const float* __restrict grad, 
     float unused = 0.0f;
     d[i] = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants, decay,
                           amsgrad);
-    num_wild += d[i] >= kSmallestTame && d[i] <= kLargestTame ? 0 : 1;
+    // Only the general root asks.
+    if (root == Root::general) {
+      num_wild += d[i] >= kSmallestTame && d[i] <= kLargestTame ? 0 : 1;
+    }
   }
   return num_wild == 0;
 }
 
-template <Decay decay, bool all_tame>
+template <Root root, Decay decay, bool all_tame>
 void param_block(float* __restrict param, const float* __restrict m, const float* __restrict d,
                  std::int64_t numel, const Constants<float>& row_constants) {
   const Constants<float> constants = row_constants;
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
-    param[i] = update_param<Root::general, all_tame>(param[i], m[i], d[i], constants, decay);
+    param[i] = update_param<root, all_tame>(param[i], m[i], d[i], constants, decay);
   }
 }
 
-template <Decay decay, bool amsgrad>
-void general_loop(float* param, const float* grad, const Moments<float>& moments,
-                  std::int64_t numel, const Constants<float>& constants) {
+template <Root root, Decay decay, bool amsgrad>
+void blockwise_loop(float* param, const float* grad, const Moments<float>& moments,
+                    std::int64_t numel, const Constants<float>& constants) {
   float d[kBlock];
   for (std::int64_t at = 0; at < numel; at += kBlock) {
     const std::int64_t count = std::min(kBlock, numel - at);
     float* m = moments.exp_avg + at;
     float* h = amsgrad ? moments.max_exp_avg_sq + at : nullptr;
-    const bool all_tame = moments_block<decay, amsgrad>(
+    const bool all_tame = moments_block<root, decay, amsgrad>(
         param + at, grad + at, m, moments.exp_avg_sq + at, h, d, count, constants);
-    all_tame ? param_block<decay, true>(param + at, m, d, count, constants)
-             : param_block<decay, false>(param + at, m, d, count, constants);
+    all_tame ? param_block<root, decay, true>(param + at, m, d, count, constants)
+             : param_block<root, decay, false>(param + at, m, d, count, constants);
   }
 }
 
 // From the row's options to the loop compiled for them.
 template <Root root, Decay decay, bool amsgrad, typename T, typename... Arguments>
 void update_root(Arguments... arguments) {
-  if constexpr (root == Root::general && std::is_same_v<T, float>) {
-    general_loop<decay, amsgrad>(arguments...);
+  constexpr bool long_chain = root == Root::general || root == Root::eighth;
+  if constexpr (long_chain && std::is_same_v<T, float>) {
+    blockwise_loop<root, decay, amsgrad>(arguments...);
   } else {
     update_loop<root, decay, amsgrad, T>(arguments...);
   }
@@ -192,27 +197,31 @@ void step_full(const LaunchTable& table, const Row& row, const Constants<T>& con
          end - begin);
 }
 
-// Sums side by side, since an addition waits for the one before it; in double precision, so that
-// squares neither overflow nor get lost beside a large sum.
-constexpr std::int64_t kSums = 16;
+// Four places of the gradient are read in turns: one after the other alone does not keep the memory
+// busy. In double precision, so that squares neither overflow nor get lost beside a large sum.
+constexpr std::int64_t kPlaces = 4;
+constexpr std::int64_t kLanes = 8;
 
 template <typename T>
 double sum_of_squares_loop(const T* __restrict values, std::int64_t numel) {
-  double sums[kSums] = {};
-  std::int64_t i = 0;
-  for (; i + kSums <= numel; i += kSums) {
+  double sums[kPlaces][kLanes] = {};
+  const auto add = [](double& sum, T value) {
+    sum = multiply_add(static_cast<double>(value), static_cast<double>(value), sum);
+  };
+  const std::int64_t distance = numel / (kPlaces * kLanes) * kLanes;
+  for (std::int64_t i = 0; i < distance; i += kLanes) {
+    for (std::int64_t place = 0; place < kPlaces; ++place) {
 #pragma omp simd
-    for (std::int64_t j = 0; j < kSums; ++j) {
-      const double value = static_cast<double>(values[i + j]);
-      sums[j] = multiply_add(value, value, sums[j]);
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        add(sums[place][lane], values[place * distance + i + lane]);
+      }
     }
   }
-  for (; i < numel; ++i) {
-    const double value = static_cast<double>(values[i]);
-    sums[0] = multiply_add(value, value, sums[0]);
-  }
+  for (std::int64_t i = kPlaces * distance; i < numel; ++i) add(sums[0][0], values[i]);
   double sum = 0.0;
-  for (const double part : sums) sum += part;
+  for (const auto& lanes : sums) {
+    for (const double part : lanes) sum += part;
+  }
   return sum;
 }
 

@@ -70,7 +70,8 @@ def test_an_error_of_cuda_says_what_where_and_how_much():
     """There is no driver here; a module without CUDA has no such function."""
     table = module.DeviceTable(
         addresses=0, numels=0, rows=0, constants=0, chunk_tensors=0, chunk_first_blocks=0,
-        num_tensors=3, num_chunks=1, blocks_per_chunk=1, partial_sums=0, param_dtype=0, grad_dtype=0,
+        num_tensors=3, num_chunks=1, blocks_per_chunk=1, partial_sums=0,
+        param_dtype=0, grad_dtype=0,
     )  # fmt: skip
     if not WITH_CUDA:
         assert not hasattr(module, "cuda_architectures")
