@@ -46,7 +46,7 @@ class Backend:
         unavailable_reason: tells why it cannot run on this machine, and what to do; None if it can.
         broken_reason: tells why it fails on a device that it should take; None if it works.
         counts_on_device: whether it can leave it to the device to decide that a step is skipped,
-            so that step counts must be there.
+            so that step counts must be there. Its steps then are DeviceSteps.
         takes: types of devices whose tensors it can take, if not those that "auto" gives it.
     """
 

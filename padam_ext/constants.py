@@ -55,8 +55,8 @@ class Constants(NamedTuple):
     one_minus_beta2_high: float
     one_minus_beta2_low: float
     eps: float
-    coupled_decay: float  # weight_decay, or 0
-    decoupled_decay: float  # lr * weight_decay, or 0
+    coupled_decay: float | Tensor  # weight_decay, or 0
+    decoupled_decay: float | Tensor  # lr * weight_decay, or 0
     inverse_correction: float | Tensor  # 1 / r
     exponent: float  # -2p
     exponent_high: float

@@ -48,7 +48,7 @@ class CpuStep:
         if control.skip != 0:
             self._copies = []
             return
-        table.update(bucket, options, control)
+        table.update(bucket, [group.on_host() for group in options], control)
         bucket.load_staged()
         native.module.step_cpu(
             addresses=table.addresses,

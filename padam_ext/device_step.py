@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from padam_ext.constants import NO_CONTROL, Control
-from padam_ext.device_table import DeviceTable
+from padam_ext.device_table import DeviceTable, capturing
 from padam_ext.gather import Live
 from padam_ext.grouping import Bucket
 from padam_ext.hyperparameters import Hyperparameters
@@ -49,9 +49,14 @@ class DeviceStep:
             _num_processors(bucket.device),
         )
 
+    def prepare_capture(self) -> None:
+        """Gets ready for a step that goes into a CUDA graph."""
+        self._device_table.prepare_capture()
+
     def take_grads(self, live: Live) -> None:
         """Takes over this step's gradients."""
         with _on(self._bucket.device):
+            self._device_table.begin_step()
             self._copies = self._table.take_grads(self._bucket, live)
 
     def sum_of_squares(self) -> Tensor:
@@ -68,7 +73,7 @@ class DeviceStep:
         bucket, table = self._bucket, self._table
         with _on(bucket.device):
             control = Control(*(_to(value, bucket.device) for value in control))
-            table.update(bucket, options, control)
+            table.update(bucket, [_options_on(bucket.device, group) for group in options], control)
             try:
                 self._device_table.update(table)
                 bucket.load_staged()
@@ -131,6 +136,17 @@ def _num_processors(device: torch.device) -> int:
 
 def _to(value: float | Tensor, device: torch.device) -> float | Tensor:
     return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+
+def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparameters:
+    if capturing():
+        for name, value in (("lr", options.lr), ("weight_decay", options.weight_decay)):
+            if isinstance(value, Tensor) and value.device != device:
+                raise RuntimeError(
+                    f"{name} is a tensor on {value.device}, which a CUDA graph on {device} cannot "
+                    f"read anew: make it one on {device}"
+                )
+    return options.to(device)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -3,6 +3,9 @@
 All sections lie in one buffer, those that change from step to step first and side by side. A copy
 starts from pinned memory that torch's host allocator hands out, and does not hand out again before
 the copy has been made; it waits for nothing and nothing waits for it but the kernel behind it.
+
+A CUDA graph repeats the copy that was captured, whatever has been written to the table since. So
+that one is of the whole table, from memory of its own that is never written to again.
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ class DeviceTable:
         self._known: dict[str, bytes] = {}
         self._changed = (0, words)
         self._late: set[tuple[int, int, int]] = set()  # rows and fields that the device wrote
+        self._spare: Tensor | None = None  # pinned memory for the next capture
+        self._captured: list[Tensor] = []  # that of each capture so far, the newest last
 
         def on_device(name: str) -> Tensor:
             return self._device[slice(*spans[name])]
@@ -95,6 +100,32 @@ class DeviceTable:
         self.chunk_tensors = on_device("chunk_tensors")
         self.chunk_first_blocks = on_device("chunk_first_blocks")
         self.partial_sums: Tensor | None = None
+
+    def prepare_capture(self) -> None:
+        """Gets memory for a capture, while there is none: that is when it can be had."""
+        if self._spare is None:
+            pinned = self._device.device.type != "cpu"
+            self._spare = torch.empty_like(self._host, pin_memory=pinned)
+
+    def begin_step(self) -> None:
+        """Must be called first in each step.
+
+        Raises:
+            RuntimeError: a capture for which there is no memory.
+        """
+        if not capturing():
+            if self._captured:
+                self.prepare_capture()
+                # A graph may have been replayed and brought its own table.
+                self._mark(0, len(self._host))
+            return
+        if self._spare is None:
+            raise RuntimeError(
+                "a second step of FusedPadam is being captured into a CUDA graph: make a step "
+                "outside of a capture before each one"
+            )
+        self._captured.append(self._spare)
+        self._spare = None
 
     def make_partial_sums(self) -> Tensor:
         """Room for one sum for each chunk, for the kernel of the norm."""
@@ -125,6 +156,9 @@ class DeviceTable:
             fields[begin:end, field] = value
 
     def _copy_changed(self) -> None:
+        if capturing():
+            self._device.copy_(self._captured[-1].copy_(self._host), non_blocking=True)
+            return
         begin, end = self._changed
         if begin == end:
             return
@@ -157,12 +191,19 @@ class DeviceTable:
         self._known[name] = new  # last: what failed before is done again
 
     def _follow_stream(self) -> None:
+        if capturing():  # a graph must not wait for work outside of it
+            return
         stream = _current_stream(self._device.device)
         if stream is not None and self._stream is not None and stream != self._stream:
             # What was launched there may still read the table that this step is about to change.
             stream.wait_stream(self._stream)
             self._device.record_stream(stream)
             self._stream = stream
+
+
+def capturing() -> bool:
+    """Whether work of the current stream goes into a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 _DTYPES = {"q": torch.int64, "d": torch.float64}

@@ -36,8 +36,9 @@ class EagerStep:
         return torch.stack(list(norms)).double().square().sum()
 
     def step(self, options: Sequence[Hyperparameters], control: Control) -> None:
-        """Steps every tensor of the bucket. Whether to skip it is for the host to decide."""
+        """Steps every tensor of the bucket. The host waits for what only the device knows."""
         bucket, grads = self._bucket, self._grads
+        options = [group.on_host() for group in options]
         self._grads = []
         if control.skip != 0:
             return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple, overload
 
+import torch
 from torch import Tensor
 
 Number = float | Tensor
@@ -16,13 +16,16 @@ BIAS_CORRECTIONS = ("none", "authors", "adam")
 
 
 class Hyperparameters(NamedTuple):
-    """The options of one param group as plain numbers, `partial` being the paper's p."""
+    """The options of one param group as plain numbers, `partial` being the paper's p.
 
-    lr: float
+    `lr` and `weight_decay` may be float64 tensors of no dimensions, whose values a device has.
+    """
+
+    lr: Number
     beta1: float
     beta2: float
     eps: float
-    weight_decay: float
+    weight_decay: Number
     partial: float
     amsgrad: bool
     bias_correction: str
@@ -30,8 +33,12 @@ class Hyperparameters(NamedTuple):
     maximize: bool
 
     @classmethod
-    def from_group(cls, group: dict[str, Any]) -> Hyperparameters:
+    def from_group(cls, group: dict[str, Any], *, keep_tensors: bool = False) -> Hyperparameters:
         """Reads and checks a param group.
+
+        Args:
+            group: the param group.
+            keep_tensors: leave the values of tensors to the device, also those that the host knows.
 
         Raises:
             TypeError: an option is of the wrong type.
@@ -44,22 +51,53 @@ class Hyperparameters(NamedTuple):
             raise ValueError(
                 "differentiable=True: a step of FusedPadam cannot be differentiated; leave it out"
             )
+        lr = _scalar("lr", group["lr"], keep_tensors)
+        weight_decay = _scalar("weight_decay", group["weight_decay"], keep_tensors)
         values = (
-            _scalar(group["lr"]),
+            0.0 if isinstance(lr, Tensor) else lr,
             betas[0],
             betas[1],
             group["eps"],
-            group["weight_decay"],
+            0.0 if isinstance(weight_decay, Tensor) else weight_decay,
             group["partial"],
             group["amsgrad"],
             group["bias_correction"],
             group["decoupled_weight_decay"],
             group["maximize"],
         )
-        with suppress(TypeError):
-            return _checked(*values)
-        # A wrong type, perhaps one that cannot be looked up in a cache: this says which option.
-        return _checked.__wrapped__(*values)
+        try:
+            checked = _checked(*values)
+        except TypeError:
+            # Perhaps of a type that cannot be looked up in a cache: this says which option.
+            checked = _checked.__wrapped__(*values)
+        if isinstance(lr, Tensor):
+            checked = checked._replace(lr=lr)
+        if isinstance(weight_decay, Tensor):
+            checked = checked._replace(weight_decay=weight_decay)
+        return checked
+
+    def has_tensors(self) -> bool:
+        """Whether a device has a value that the host does not know."""
+        return isinstance(self.lr, Tensor) or isinstance(self.weight_decay, Tensor)
+
+    def on_host(self) -> Hyperparameters:
+        """With numbers only, for which the host waits if they are still being computed."""
+        if not self.has_tensors():
+            return self
+        return self._replace(
+            lr=_number("lr", float(self.lr)),
+            weight_decay=_number("weight_decay", float(self.weight_decay)),
+        )
+
+    def to(self, device: torch.device) -> Hyperparameters:
+        """With tensors on a device."""
+        if not self.has_tensors():
+            return self
+        lr, weight_decay = (
+            value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+            for value in (self.lr, self.weight_decay)
+        )
+        return self._replace(lr=lr, weight_decay=weight_decay)
 
 
 # Every step asks for the options of every group, which seldom change. `typed` keeps True and 1
@@ -154,15 +192,20 @@ def shown(value: Any) -> str:
         return f"about 2**{int(value).bit_length() - 1}"
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(name: str, value: Any, keep_tensors: bool) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.numel() != 1:
-        raise ValueError(f"a tensor lr must have 1 element, got shape {tuple(value.shape)}")
+        raise ValueError(f"a tensor {name} must have 1 element, got shape {tuple(value.shape)}")
+    left_to_a_device = keep_tensors or value.device.type != "cpu"
+    if left_to_a_device and not value.is_meta and not value.is_complex():
+        return value.detach().reshape(()).double()
     try:
         return value.item()
     except RuntimeError as error:
-        raise TypeError(f"a tensor lr must have a value that can be read, got {value!r}") from error
+        raise TypeError(
+            f"a tensor {name} must have a value that can be read, got {value!r}"
+        ) from error
 
 
 def _number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:

@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
 from padam_ext import backends, checkpoint, clipping
+from padam_ext.device_table import capturing
 from padam_ext.grouping import check_param
 from padam_ext.hyperparameters import Hyperparameters
 from padam_ext.plan import Planner
 
 # Options that param groups cannot have for themselves.
-_OF_THE_WHOLE = ("max_grad_norm", "skip_nonfinite", "backend")
+_OF_THE_WHOLE = ("max_grad_norm", "skip_nonfinite", "capturable", "backend")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -54,7 +55,7 @@ class FusedPadam(Optimizer):
 
     Args:
         params: parameters, named parameters or dicts of param groups, as for torch.optim. All
-            options below except the last three may differ between groups.
+            options below except the last four may differ between groups.
         lr: learning rate, a float or a tensor of one element. The paper's base learning rate for
             image classification is 0.1, as for SGD.
         betas: decay of the first and the second moment, each in [0, 1).
@@ -78,6 +79,9 @@ class FusedPadam(Optimizer):
             torch.nn.utils.clip_grad_norm_ does over all parameters, but without writing to them.
             The norm before that is left in `grad_norm`.
         skip_nonfinite: make no step, and count none, where the norm is infinite or NaN.
+        capturable: allow steps to be captured into CUDA graphs. States count their steps on the GPU
+            then. A learning rate or weight decay that is to change between replays must be a
+            tensor on the GPU.
         backend: "auto" takes the best backend for each device; a name from
             `padam_ext.available_backends()` insists on that one.
 
@@ -111,14 +115,17 @@ class FusedPadam(Optimizer):
         maximize: bool = False,
         max_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
+        capturable: bool = False,
         backend: str = "auto",
     ) -> None:
         backends.check_name(backend)
-        if not isinstance(skip_nonfinite, bool):
-            raise TypeError(f"skip_nonfinite must be True or False, got {skip_nonfinite!r}")
+        for name, flag in (("skip_nonfinite", skip_nonfinite), ("capturable", capturable)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False, got {flag!r}")
         self.backend = backend
         self.max_grad_norm = clipping.check_max_grad_norm(max_grad_norm)
         self.skip_nonfinite = skip_nonfinite
+        self.capturable = capturable
         self._start_afresh()
         defaults = {
             "lr": lr,
@@ -312,7 +319,15 @@ class FusedPadam(Optimizer):
         )
 
     def _step(self, planner: Planner, param_lists: list[list[Tensor]]) -> None:
-        options = [Hyperparameters.from_group(group) for group in self.param_groups]
+        if capturing() and not self.capturable:
+            raise RuntimeError(
+                "a step of FusedPadam is being captured into a CUDA graph: make the optimizer with "
+                "capturable=True"
+            )
+        options = [
+            Hyperparameters.from_group(group, keep_tensors=self.capturable)
+            for group in self.param_groups
+        ]
         # GradScaler sets these for the time of a step.
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
@@ -320,6 +335,7 @@ class FusedPadam(Optimizer):
             self.backend, self.param_groups, self.__dict__["state"], param_lists,
             compare_states=self._state_was_seen,
             count_on_device=found_inf is not None or self.skip_nonfinite,
+            capturable=self.capturable,
         )  # fmt: skip
         for bucket in bucket_steps:
             bucket.take_grads(live)
@@ -338,7 +354,9 @@ class FusedPadam(Optimizer):
         if norm is not None:
             self.grad_norm = norm.to(clipping.norm_dtype(live.grads))
         if isinstance(control.skip, Tensor):
-            self._skipped = control.skip if self._skipped is None else self._skipped + control.skip
+            if self._skipped is None:
+                self._skipped = torch.zeros_like(control.skip)
+            self._skipped.add_(control.skip)  # in place, as a CUDA graph repeats it
 
     def _needs_norm(self) -> bool:
         return self.max_grad_norm is not None or self.skip_nonfinite

@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from padam_ext.backends import BucketStep, choose
+from padam_ext.device_step import DeviceStep
+from padam_ext.device_table import capturing
 from padam_ext.gather import Gatherer, Live, best_gatherer
 from padam_ext.grouping import OptimizerState, ParamGroups, make_buckets
 from padam_ext.state import MOMENTS
@@ -39,21 +41,31 @@ class Planner:
         *,
         compare_states: bool,
         count_on_device: bool,
+        capturable: bool,
     ) -> tuple[Live, list[BucketStep]]:
         """What is alive of the parameters, given as one list per param group, and how to step it.
 
-        With `count_on_device` a device may decide whether to skip the step.
+        With `count_on_device` a device may decide whether to skip the step; with `capturable` it
+        may go into a CUDA graph.
 
         See `Plan` for what it raises; nothing has changed then.
         """
         live = self._gatherer.gather(param_lists)
+        count_on_device |= capturable
         if self._plan is None or not self._plan.fits(
             backend, param_groups, state, live,
-            compare_states=compare_states, count_on_device=count_on_device,
+            compare_states=compare_states, count_on_device=count_on_device, capturable=capturable,
         ):  # fmt: skip
+            if capturing():
+                raise RuntimeError(
+                    "a step of FusedPadam is being captured into a CUDA graph, but it is the first "
+                    "for these parameters, states and gradients: make one before the capture, with "
+                    "gradients for the same parameters"
+                )
             self._plan = Plan(
-                backend, self._gatherer, param_groups, state, live, count_on_device=count_on_device
-            )
+                backend, self._gatherer, param_groups, state, live,
+                count_on_device=count_on_device, capturable=capturable,
+            )  # fmt: skip
         return live, self._plan.bucket_steps
 
 
@@ -69,12 +81,19 @@ class Plan:
         live: Live,
         *,
         count_on_device: bool,
+        capturable: bool,
     ) -> None:
         """Chooses backends and makes buckets.
 
         See `choose` and `make_buckets` for what they raise; nothing has changed then.
         """
         chosen = {device: choose(backend, device) for device in {p.device for p in live.params}}
+        for device, taken_by in chosen.items():
+            if capturable and not taken_by.counts_on_device:
+                raise RuntimeError(
+                    f"capturable=True needs a kernel for GPUs, but tensors on {device} are stepped "
+                    f"by {taken_by.name!r}: leave it out"
+                )
         self.bucket_steps: list[BucketStep] = []
         for bucket in make_buckets(param_groups, state, live):
             states = [state[live.params[position]] for position in bucket.positions]
@@ -84,8 +103,12 @@ class Plan:
                 bucket.count_on_device(states)
             elif elsewhere:
                 bucket.count_on_host(states)
-            self.bucket_steps.append(taken_by.make_step(bucket))
+            step = taken_by.make_step(bucket)
+            if capturable and isinstance(step, DeviceStep):
+                step.prepare_capture()
+            self.bucket_steps.append(step)
         self._counts_on_device = count_on_device
+        self._capturable = capturable
         self._backend = backend
         self._gatherer = gatherer
         self._live = live._replace(grads=[])  # a plan must not keep gradients alive
@@ -105,12 +128,14 @@ class Plan:
         *,
         compare_states: bool,
         count_on_device: bool,
+        capturable: bool,
     ) -> bool:
         """Whether the buckets describe this step, too."""
         then = self._live
         return (
             backend == self._backend
             and (self._counts_on_device or not count_on_device)
+            and self._capturable == capturable
             and _same_objects(live.params, then.params)
             and _same_objects(live.group_indices, then.group_indices)
             and self._amsgrad_flags == [group["amsgrad"] for group in param_groups]

@@ -124,8 +124,9 @@ def padam_step_foreach(
             param.copy_(x)
 
 
-def _scalar(value: float, dtype: torch.dtype) -> float:
+def _scalar(value: float | Tensor, dtype: torch.dtype) -> float:
     """A number as torch takes it beside tensors of a dtype: infinite rather than out of range."""
+    value = float(value)
     return value if abs(value) <= _LARGEST[dtype] else math.copysign(math.inf, value)
 
 

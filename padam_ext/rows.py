@@ -53,7 +53,9 @@ class Rows:
             steps: number of this update, from 1.
             control: what to do with all gradients.
         """
-        on_host = not any(isinstance(value, Tensor) for value in (steps, *control))
+        on_host = not any(isinstance(value, Tensor) for value in (steps, *control)) and not any(
+            group.has_tensors() for group in options
+        )
         made_from = (list(options), steps, control) if on_host else None
         if on_host and made_from == self._made_from:
             return

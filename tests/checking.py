@@ -78,7 +78,10 @@ class Watched:
         group = next(g for g in optimizer.param_groups if any(p is param for p in g["params"]))
         rounds_twice = optimizer.backend == "eager" or INTERPRETED
         self.moment_ulps = EAGER_MOMENT_ULPS if rounds_twice else MOMENT_ULPS
-        self.options = {key: group[key] for key in DEFAULTS}
+        values = {key: group[key] for key in DEFAULTS}
+        self.options = {
+            k: v.item() if isinstance(v, torch.Tensor) else v for k, v in values.items()
+        }
 
     @np.errstate(invalid="ignore", over="ignore")
     def check(self, optimizer) -> None:

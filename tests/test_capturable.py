@@ -1,0 +1,200 @@
+"""capturable, and options that only a device knows, with kernels that run on the CPU.
+
+Real CUDA graphs are in test_gpu.py.
+"""
+
+import pytest
+import torch
+
+from checking import INTERPRETED, step_and_check
+from padam_ext import FusedPadam
+from padam_ext.device_table import DeviceTable
+
+ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
+device_kernels = pytest.mark.parametrize("backend", [ON_CPU], indirect=True)
+
+
+def make_params():
+    return [torch.nn.Parameter(torch.randn(size)) for size in (3, 1031, 0, 64)]
+
+
+def set_grads(params):
+    for param in params:
+        param.grad = torch.randn(param.shape)
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Turns on and off what a stream says that is being captured."""
+
+    def set_to(value):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: value)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    return set_to
+
+
+@device_kernels
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("bias_correction", ["none", "adam"])
+def test_options_that_the_device_has(bias_correction, decoupled, backend):
+    params = make_params()
+    lr, weight_decay = torch.tensor(0.1), torch.tensor([0.25], dtype=torch.float64)
+    optimizer = FusedPadam(
+        [{"params": params[:1]}, {"params": params[1:], "lr": 0.5, "partial": 0.4}],
+        lr=lr, weight_decay=weight_decay, bias_correction=bias_correction,
+        decoupled_weight_decay=decoupled, capturable=True, backend=backend,
+    )  # fmt: skip
+    for step in range(4):
+        set_grads(params)
+        params[step].grad = None  # their counts differ
+        step_and_check(optimizer)
+        lr.mul_(0.5)
+        weight_decay.mul_(0.5)
+
+
+@device_kernels
+def test_their_values_are_never_asked_for(backend, monkeypatch):
+    params = make_params()
+    optimizer = FusedPadam(
+        params, lr=torch.tensor(0.1), weight_decay=torch.tensor(0.1), bias_correction="authors",
+        max_grad_norm=1.0, skip_nonfinite=True, capturable=True, backend=backend,
+    )  # fmt: skip
+    set_grads(params)
+    optimizer.step()
+
+    def refuse(tensor):
+        raise AssertionError("the host would have to wait")
+
+    for name in ("item", "__float__", "__bool__", "__int__", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    optimizer.step()
+
+
+@device_kernels
+def test_steps_are_counted_on_the_device(backend):
+    params = make_params()
+    optimizer = FusedPadam(params, capturable=True, backend=backend)
+    set_grads(params)
+    step_and_check(optimizer)
+    counts = {optimizer.state[param]["step"].untyped_storage().data_ptr() for param in params}
+    assert len(counts) == 1
+
+
+class Graph:
+    """What a CUDA graph repeats of a step: the copy of the table, and what follows."""
+
+    def __init__(self, optimizer):
+        [step] = optimizer._planner._plan.bucket_steps
+        self.table = step._device_table
+        self.source = self.table._captured[-1]
+        self.content = self.source.clone()
+
+    def check(self):
+        assert torch.equal(self.source, self.content)
+
+
+@device_kernels
+def test_a_captured_step_has_a_table_of_its_own(backend, capture):
+    params = make_params()
+    optimizer = FusedPadam(params, max_grad_norm=1.0, capturable=True, backend=backend)
+    graphs = []
+    for _ in range(3):
+        set_grads(params)
+        step_and_check(optimizer)
+        capture(True)
+        set_grads(params)
+        kept = [param.grad for param in params]
+        step_and_check(optimizer)
+        capture(False)
+        graphs.append((Graph(optimizer), kept))
+    assert len({graph.source.data_ptr() for graph, _ in graphs}) == 3
+    for graph, kept in graphs:
+        graph.check()
+        begin, end = graph.table._spans["addresses"]
+        count = len(params)
+        addresses = graph.source[begin:end][count : 2 * count].tolist()
+        assert addresses == [grad.data_ptr() for grad in kept]
+
+
+@device_kernels
+def test_a_step_after_a_replay_brings_its_table_back(backend, capture):
+    params = make_params()
+    optimizer = FusedPadam(params, capturable=True, backend=backend)
+    set_grads(params)
+    optimizer.step()
+    capture(True)
+    set_grads(params)
+    optimizer.step()
+    capture(False)
+    kept = [param.grad for param in params]
+    graph = Graph(optimizer)
+    set_grads(params)
+    for _ in range(2):
+        step_and_check(optimizer)
+        graph.table._device.copy_(graph.source)  # as a replay would
+    del kept
+
+
+@device_kernels
+def test_what_cannot_be_captured(backend, capture):
+    params = make_params()
+    lr = torch.tensor(0.1, device="meta")
+    plain = FusedPadam(params, backend=backend)
+    optimizer = FusedPadam(params, capturable=True, backend=backend)
+    set_grads(params)
+    capture(True)
+    before = [param.detach().clone() for param in params]
+    with pytest.raises(RuntimeError, match="make the optimizer with capturable=True"):
+        plain.step()
+    with pytest.raises(RuntimeError, match=r"first for these parameters, states and gradients"):
+        optimizer.step()
+    capture(False)
+    optimizer.step()
+    before = [param.detach().clone() for param in params]
+    capture(True)
+    params[0].grad = None
+    with pytest.raises(RuntimeError, match="gradients for the same parameters"):
+        optimizer.step()
+    params[0].grad = torch.ones(3)
+    optimizer.param_groups[0]["lr"] = lr
+    with pytest.raises(TypeError, match="lr"):
+        optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(before, params, strict=True))
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"second step .* is being captured"):
+        optimizer.step()
+
+
+@device_kernels
+def test_memory_for_a_capture_is_pinned_in_time(backend, capture, monkeypatch):
+    tables = []
+    original = DeviceTable.prepare_capture
+    monkeypatch.setattr(
+        DeviceTable, "prepare_capture", lambda table: (tables.append(table), original(table))
+    )
+    params = make_params()
+    for flag in (False, True):
+        optimizer = FusedPadam(params, capturable=flag, backend=backend)
+        set_grads(params)
+        optimizer.step()
+        assert len(tables) == flag
+
+
+if not INTERPRETED:
+
+    @pytest.mark.parametrize("name", ["cpu", "eager"])
+    def test_capturable_is_for_gpus(name):
+        params = make_params()
+        optimizer = FusedPadam(params, capturable=True, backend=name)
+        set_grads(params)
+        before = [param.detach().clone() for param in params]
+        with pytest.raises(RuntimeError, match=f"on cpu are stepped by '{name}': leave it out"):
+            optimizer.step()
+        assert all(torch.equal(one, other) for one, other in zip(before, params, strict=True))
+        assert not optimizer.state
+
+    def test_capturable_of_a_wrong_type():
+        with pytest.raises(TypeError, match="capturable must be True or False, got 1"):
+            FusedPadam(make_params(), capturable=1)
