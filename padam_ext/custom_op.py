@@ -1,0 +1,112 @@
+"""`torch.ops.padam_ext.step`: a step as an operator, for code that torch.compile traces whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from padam_ext.clipping import make_control
+from padam_ext.gather import Live, PythonGatherer
+from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.plan import Plan
+from padam_ext.state import ParamState
+
+
+def step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    max_exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    partial: float,
+    bias_correction: str = "none",
+    decoupled_weight_decay: bool = False,
+    maximize: bool = False,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    backend: str = "auto",
+) -> None:
+    """Makes one step of every parameter, in place. What it computes, FusedPadam documents.
+
+    Args:
+        params: parameters, on any devices, of any of FusedPadam's dtypes.
+        grads: their gradients, of the same shapes; only read.
+        exp_avgs: first moments, of the same shapes; float32 for half types, else the parameter's
+            dtype.
+        exp_avg_sqs: second moments, like `exp_avgs`.
+        max_exp_avg_sqs: running maxima of the second moments, like `exp_avgs`; an empty list for a
+            step without amsgrad.
+        steps: how many steps each has made, float32 of no dimensions.
+        lr: learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: L2 penalty, or decoupled.
+        partial: the paper's p.
+        bias_correction: "none", "authors" or "adam".
+        decoupled_weight_decay: see FusedPadam.
+        maximize: ascend instead of descend.
+        grad_scale: what the gradients are to be divided by, one element.
+        found_inf: not 0 if nothing is to be changed, one element.
+        backend: see FusedPadam.
+
+    Raises:
+        ValueError: an option outside its range, or a state of another shape than its parameter.
+        TypeError: a dtype that cannot be stepped.
+        RuntimeError: a backend that cannot take the tensors. Nothing has changed in either case.
+    """
+    amsgrad = len(max_exp_avg_sqs) > 0
+    states = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs, "step": steps}
+    if amsgrad:
+        states["max_exp_avg_sq"] = max_exp_avg_sqs
+    for name, tensors in ({"grad": grads} | states).items():
+        if len(tensors) != len(params):
+            raise ValueError(f"there are {len(params)} params, but {len(tensors)} {name}s")
+    given: dict[Tensor, ParamState] = {
+        param: {name: tensors[i] for name, tensors in states.items()}
+        for i, param in enumerate(params)
+    }
+    if len(given) != len(params):
+        raise ValueError("a parameter appears more than once")
+    group = {
+        "lr": lr,
+        "betas": (beta1, beta2),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "partial": partial,
+        "amsgrad": amsgrad,
+        "bias_correction": bias_correction,
+        "decoupled_weight_decay": decoupled_weight_decay,
+        "maximize": maximize,
+        "params": params,
+    }
+    options = Hyperparameters.from_group(group)
+    state = {param: dict(tensors) for param, tensors in given.items()}
+    live = Live(list(params), list(grads), [0] * len(params))
+    plan = Plan(
+        backend, PythonGatherer(), [group], state, live,
+        count_on_device=found_inf is not None, capturable=False,
+    )  # fmt: skip
+    for bucket in plan.bucket_steps:
+        bucket.take_grads(live)
+    control = make_control(None, None, grad_scale, found_inf, skip_nonfinite=False)
+    for bucket in plan.bucket_steps:
+        bucket.step([options], control)
+    # Where a kernel could not take a tensor as it was, it worked on another.
+    for param, its_state in given.items():
+        for key, tensor in its_state.items():
+            if state[param][key] is not tensor:
+                tensor.copy_(state[param][key])
+
+
+_MUTATED = ("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "steps")
+_operator = torch.library.custom_op("padam_ext::step", step, mutates_args=_MUTATED)
+_operator.register_fake(lambda *arguments, **options: None)
