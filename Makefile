@@ -95,7 +95,7 @@ test-clients:
 		--force-reinstall --no-deps .
 	$(CLIENTS)/bin/pytest --expect-package-in=$(CLIENTS) -m clients tests/test_clients.py
 
-GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py \
+GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py clipping.py custom_op.py \
 	checkpoint.py conventions.py schedulers.py)
 
 # Not in the virtual environment: a GPU machine has a torch and a Triton of its own. Nothing here

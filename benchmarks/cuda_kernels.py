@@ -1,4 +1,4 @@
-"""What nvcc makes of the CUDA kernel for each GPU: compiled ahead of time, without one.
+"""What nvcc makes of the CUDA kernels for each GPU: compiled ahead of time, without one.
 
 Writes a table of registers and instructions per element of every variant and target.
 
@@ -7,7 +7,6 @@ Writes a table of registers and instructions per element of every variant and ta
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -19,42 +18,59 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.machine_code import instructions, loops, nvidia_tool
+from benchmarks.machine_code import instructions, loops, nvidia_tool, write_table
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURES = re.findall(
     r"\d+", re.search(r"PADAM_CUDA_ARCHS \"([\d;]+)\"", (ROOT / "csrc/cuda.cmake").read_text())[1]
 )
-# Template arguments as they stand in mangled names: parameters, gradients, moments.
-VARIANTS = {
-    "float32": "Ifff",
-    "float64": "Iddd",
-    "bfloat16": "INS_8bfloat16ES2_f",
-    "bfloat16, gradient float32": "INS_8bfloat16Eff",
-    "float16": "INS_7float16ES2_f",
-    "float16, gradient float32": "INS_7float16Eff",
+# Variants as they stand in mangled names: template arguments are parameters, gradients, moments.
+STEPS = {
+    "float32": "multi_tensor_padamIfffE",
+    "float64": "multi_tensor_padamIdddE",
+    "bfloat16": "multi_tensor_padamINS_8bfloat16ES2_fE",
+    "bfloat16, gradient float32": "multi_tensor_padamINS_8bfloat16EffE",
+    "float16": "multi_tensor_padamINS_7float16ES2_fE",
+    "float16, gradient float32": "multi_tensor_padamINS_7float16EffE",
+}
+# Of gradients and sums.
+NORMS = {
+    "float32": "multi_tensor_sum_of_squaresIffE",
+    "float64": "multi_tensor_sum_of_squaresIddE",
+    "bfloat16": "multi_tensor_sum_of_squaresINS_8bfloat16EfE",
+    "float16": "multi_tensor_sum_of_squaresINS_7float16EfE",
 }
 
 
 @dataclass
 class Compiled:
-    """One instance of the kernel, compiled for one architecture."""
+    """A variant of a kernel, compiled for one architecture."""
 
     registers: int
     stack_bytes: int  # of a thread: arrays and spilled registers
     spilled_bytes: int  # stored and loaded
-    # Machine code of the loops over whole blocks, one for each root, shortest first.
-    whole_block_loops: list[list[str]]
+    machine_code: str
 
-    def instructions_per_element(self, elements: int) -> list[float]:
-        """Of each loop, for so many elements of a thread at a time."""
-        return [instructions(loop) / elements for loop in self.whole_block_loops]
+    @property
+    def whole_block_loops(self) -> list[list[str]]:
+        """Loops over whole blocks, shortest first: those with the widest loads of the kernel.
+
+        The step has at least one for each root.
+        """
+        every = loops(self.machine_code)
+        widest = max(bits for loop in every for bits in load_bits(loop))
+        return sorted((loop for loop in every if widest in load_bits(loop)), key=instructions)
+
+
+def load_bits(loop: list[str]) -> list[int]:
+    """Width of each load from global memory."""
+    return [int(bits or 32) for bits in re.findall(r"\bLDG\.E(?:\.U?(\d+))?", "\n".join(loop))]
 
 
 def compile_for(architecture: str) -> dict[str, Compiled]:
-    """Compiles all instances of the kernel as CMake does, by name in VARIANTS."""
+    """Compiles the kernels as CMake does; all variants, by mangled name."""
     with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder, "kernel.cubin")
+        cubin = Path(folder, "kernels.cubin")
         source = ROOT / "csrc" / "padam_cuda.cu"
         flags = [
             "-std=c++17",
@@ -74,50 +90,58 @@ def compile_for(architecture: str) -> dict[str, Compiled]:
     usages = re.split(r"Compiling entry function ", result.stdout + result.stderr)[1:]
     functions = re.split(r"\n\s*\.section\s+\.text\.", machine_code)[1:]
     compiled = {}
-    for name, mangled in VARIANTS.items():
-        [usage] = (text for text in usages if f"multi_tensor_padam{mangled}E" in text)
-        [code] = (text for text in functions if f"multi_tensor_padam{mangled}E" in text[:200])
-        # Every loop over whole blocks reads at least three moments, 16 bytes at a time.
-        wide = [loop for loop in loops(code) if "\n".join(loop).count("LDG.E.128") >= 3]
-        compiled[name] = Compiled(
+    for mangled in (*STEPS.values(), *NORMS.values()):
+        [usage] = (text for text in usages if mangled in text)
+        [code] = (text for text in functions if mangled in text[:200])
+        compiled[mangled] = Compiled(
             registers=int(re.search(r"Used (\d+) registers", usage)[1]),
             stack_bytes=int(re.search(r"(\d+) bytes stack frame", usage)[1]),
             spilled_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", usage))),
-            whole_block_loops=sorted(wide, key=instructions),
+            machine_code=code,
         )
     return compiled
 
 
-def main() -> None:
-    """Compiles everything and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).parent / "results" / "cuda_kernels.md"
-    parser.add_argument("--out", type=Path, default=default, help="default %(default)s")
-    options = parser.parse_args()
-    console = Console()
+def table(console: Console) -> list[str]:
+    """Compiles everything; the lines of the table."""
     version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True)
     release = re.search(r"release (\S+),", version.stdout)[1]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # of processes that compile
         results = pool.map(compile_for, ARCHITECTURES)
-        table = list(track(results, "compiling", total=len(ARCHITECTURES), console=console))
+        compiled = list(track(results, "compiling", total=len(ARCHITECTURES), console=console))
     lines = [
         "Registers of a thread / instructions per element in the loops for p = 0 to the slowest p,",
-        "counted with all their branches, of which one set of options takes only some. Compiled by",
-        f"nvcc {release} without a GPU (`make kernel-tables`). One kernel holds all powers: rows",
-        "of the launch table say which it takes.",
+        "counted with all their branches, of which one set of options takes only some; then in the",
+        f"loop of the norm. Compiled by nvcc {release} without a GPU (`make kernel-tables`). One",
+        "kernel holds all powers: rows of the launch table say which it takes.",
         "",
         f"| parameters | {' | '.join(f'sm_{a}' for a in ARCHITECTURES)} |",
         f"|---|{'---:|' * len(ARCHITECTURES)}",
     ]
-    for name in VARIANTS:
-        cells = []
-        for compiled in table:
-            counts = compiled[name].instructions_per_element(2 if name == "float64" else 4)
-            cells.append(f"{compiled[name].registers} / {counts[0]:.0f} to {counts[-1]:.0f}")
+    for name, mangled in STEPS.items():
+        cells = [_step_cell(variants[mangled], _elements(name)) for variants in compiled]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    options.out.write_text("\n".join(lines) + "\n")
-    console.print(f"The table is in {options.out}.")
+    for name, mangled in NORMS.items():
+        cells = [_norm_cell(variants[mangled], _elements(name)) for variants in compiled]
+        lines.append(f"| norm, gradient {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _elements(name: str) -> int:
+    """That a thread takes at a time."""
+    return 2 if name == "float64" else 4
+
+
+def _step_cell(step: Compiled, elements: int) -> str:
+    counts = [instructions(loop) / elements for loop in step.whole_block_loops]
+    return f"{step.registers} / {counts[0]:.0f} to {counts[-1]:.0f}"
+
+
+def _norm_cell(norm: Compiled, elements: int) -> str:
+    # The longest is unrolled, and loads once for each time; the others take what it leaves.
+    loop = norm.whole_block_loops[-1]
+    return f"{norm.registers} / {instructions(loop) / (elements * len(load_bits(loop))):.0f}"
 
 
 if __name__ == "__main__":
-    main()
+    write_table(__doc__, "cuda_kernels.md", table)

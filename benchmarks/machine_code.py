@@ -1,12 +1,15 @@
-"""Reads what compilers made of a kernel: NVIDIA's and AMD's assembly."""
+"""Reads what compilers made of a kernel, NVIDIA's and AMD's assembly, and writes tables of it."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import triton
+from rich.console import Console
 
 
 def nvidia_tool(name: str, *arguments: str | Path) -> str:
@@ -41,3 +44,20 @@ def instructions(loop: list[str]) -> int:
         if "BRA" in line or line.startswith("."):
             blocks.append([])
     return sum(len(b) for b in blocks if len(b) > 8 or "CALL" not in " ".join(b))
+
+
+def write_table(description: str, name: str, make_lines: Callable[[Console], list[str]]) -> None:
+    """What a program does that writes a table: parses its arguments, makes the lines, writes them.
+
+    Args:
+        description: the program's docstring.
+        name: of the file in results/, where no other is asked for.
+        make_lines: shows its progress on the console.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    default = Path(__file__).parent / "results" / name
+    parser.add_argument("--out", type=Path, default=default, help="default %(default)s")
+    options = parser.parse_args()
+    console = Console()
+    options.out.write_text("\n".join(make_lines(console)) + "\n")
+    console.print(f"The table is in {options.out}.")

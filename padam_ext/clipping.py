@@ -19,23 +19,34 @@ from padam_ext.hyperparameters import as_float
 from padam_ext.layout import dtensor_type
 
 
-def check_max_grad_norm(value: Any) -> float | None:
+def check_max_grad_norm(value: Any) -> None:
     """Refuses what is no bound of a norm.
 
     Raises:
-        TypeError: not a number.
+        TypeError: neither a number nor None.
         ValueError: negative or NaN. Either message shows the value.
     """
     if value is None:
-        return None
+        return
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(
             f"max_grad_norm must be a number or None, got {value!r} of type {type(value).__name__}"
         )
-    number = as_float(value)
-    if not number >= 0.0:
+    if not as_float(value) >= 0.0:
         raise ValueError(f"max_grad_norm must be in [0, inf], got {value!r}")
-    return number
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuses what is neither True nor False, with a TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_handed_over(name: str, value: Any) -> Tensor | None:
+    """Refuses what is no tensor of one element, with a TypeError."""
+    if value is None or (isinstance(value, Tensor) and value.numel() == 1):
+        return value
+    raise TypeError(f"{name} must be a tensor of one element or None, got {value!r}")
 
 
 def refuse_dtensors(grads: Sequence[Tensor]) -> None:
@@ -94,12 +105,12 @@ def make_control(
     """
     factor, skip = NO_CONTROL
     if grad_scale is not None:
-        factor = grad_scale.double().reciprocal()
+        factor = _on(grad_scale, grad_scale.device).double().reciprocal()
     if norm is not None and max_grad_norm is not None and max_grad_norm < math.inf:
         clip = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         factor = clip if grad_scale is None else clip * _on(factor, clip.device)
     if found_inf is not None:
-        skip = (found_inf != 0).double()
+        skip = (_on(found_inf, found_inf.device) != 0).double()
     if norm is not None and skip_nonfinite:
         nonfinite = (~norm.isfinite()).double()
         skip = nonfinite if found_inf is None else torch.maximum(nonfinite, _on(skip, norm.device))
@@ -107,5 +118,6 @@ def make_control(
 
 
 def _on(value: Any, device: torch.device) -> Tensor:
-    moved: Tensor = value.to(device, non_blocking=True)
+    """One element as a tensor of no dimensions on a device."""
+    moved: Tensor = value.to(device, non_blocking=True).reshape(())
     return moved

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from padam_ext.backends import check_name
 from padam_ext.clipping import make_control
 from padam_ext.gather import Live, PythonGatherer
 from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.layout import overlaps_itself
 from padam_ext.plan import Plan
-from padam_ext.state import ParamState
+from padam_ext.state import ParamState, moment_dtype
 
 
 def step(
@@ -70,6 +72,14 @@ def step(
     for name, tensors in ({"grad": grads} | states).items():
         if len(tensors) != len(params):
             raise ValueError(f"there are {len(params)} params, but {len(tensors)} {name}s")
+    check_name(backend)
+    for name, tensors in states.items():
+        for param, tensor in zip(params, tensors, strict=True):
+            dtype = torch.float32 if name == "step" else moment_dtype(param.dtype)
+            if tensor.dtype != dtype:
+                raise TypeError(f"{name} must be {dtype} here, got {tensor.dtype}")
+            if overlaps_itself(tensor):
+                raise ValueError(f"{name} is expanded: some of its elements share memory")
     given: dict[Tensor, ParamState] = {
         param: {name: tensors[i] for name, tensors in states.items()}
         for i, param in enumerate(params)

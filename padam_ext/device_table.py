@@ -198,6 +198,8 @@ class DeviceTable:
             # What was launched there may still read the table that this step is about to change.
             stream.wait_stream(self._stream)
             self._device.record_stream(stream)
+            if self.partial_sums is not None:
+                self.partial_sums.record_stream(stream)
             self._stream = stream
 
 

@@ -32,8 +32,9 @@ class EagerStep:
 
     def sum_of_squares(self) -> Tensor:
         """The sum of all gradients' squares, float64 of one element."""
-        norms = torch._foreach_norm(self._grads, 2, dtype=self._bucket.exp_avgs[0].dtype)
-        return torch.stack(list(norms)).double().square().sum()
+        # In float32 torch loses digits of long sums, on the CPU a percent of a large one.
+        norms = torch._foreach_norm(self._grads, 2, dtype=torch.float64)
+        return torch.stack(list(norms)).square().sum()
 
     def step(self, options: Sequence[Hyperparameters], control: Control) -> None:
         """Steps every tensor of the bucket. The host waits for what only the device knows."""

@@ -44,6 +44,7 @@ class IterateSampler:
         self._total = 0.0
         self._drawn_step = 0
         self._num_steps = 0
+        self._num_skipped = int(getattr(optimizer, "skipped_steps", 0))
         self._copies: list[Tensor] = []
         self._hook = optimizer.register_step_post_hook(self._observe)
 
@@ -112,6 +113,11 @@ class IterateSampler:
 
     @torch.no_grad()
     def _observe(self, *_: object) -> None:
+        skipped = int(getattr(self._optimizer, "skipped_steps", 0))
+        if skipped > self._num_skipped:  # nothing has moved
+            self._num_skipped = skipped
+            return
+        self._num_skipped = skipped  # less, if the optimizer has begun to count anew
         lr = float(self._optimizer.param_groups[0]["lr"])
         self._num_steps += 1
         self._total += lr

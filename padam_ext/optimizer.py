@@ -119,13 +119,11 @@ class FusedPadam(Optimizer):
         backend: str = "auto",
     ) -> None:
         backends.check_name(backend)
-        for name, flag in (("skip_nonfinite", skip_nonfinite), ("capturable", capturable)):
-            if not isinstance(flag, bool):
-                raise TypeError(f"{name} must be True or False, got {flag!r}")
         self.backend = backend
-        self.max_grad_norm = clipping.check_max_grad_norm(max_grad_norm)
+        self.max_grad_norm = max_grad_norm
         self.skip_nonfinite = skip_nonfinite
         self.capturable = capturable
+        self._check_options_of_the_whole()
         self._start_afresh()
         defaults = {
             "lr": lr,
@@ -319,6 +317,7 @@ class FusedPadam(Optimizer):
         )
 
     def _step(self, planner: Planner, param_lists: list[list[Tensor]]) -> None:
+        self._check_options_of_the_whole()
         if capturing() and not self.capturable:
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph: make the optimizer with "
@@ -329,8 +328,10 @@ class FusedPadam(Optimizer):
             for group in self.param_groups
         ]
         # GradScaler sets these for the time of a step.
-        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        grad_scale, found_inf = (
+            clipping.check_handed_over(name, getattr(self, name, None))
+            for name in ("grad_scale", "found_inf")
+        )
         live, bucket_steps = planner.plan(
             self.backend, self.param_groups, self.__dict__["state"], param_lists,
             compare_states=self._state_was_seen,
@@ -357,6 +358,11 @@ class FusedPadam(Optimizer):
             if self._skipped is None:
                 self._skipped = torch.zeros_like(control.skip)
             self._skipped.add_(control.skip)  # in place, as a CUDA graph repeats it
+
+    def _check_options_of_the_whole(self) -> None:
+        clipping.check_max_grad_norm(self.max_grad_norm)
+        clipping.check_flag("skip_nonfinite", self.skip_nonfinite)
+        clipping.check_flag("capturable", self.capturable)
 
     def _needs_norm(self) -> bool:
         return self.max_grad_norm is not None or self.skip_nonfinite

@@ -35,6 +35,11 @@ _MOMENT_DTYPES = {
 }
 
 
+def moment_dtype(param_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the moments of a parameter."""
+    return _MOMENT_DTYPES.get(param_dtype, param_dtype)
+
+
 def check_state(state: ParamState, param: Tensor, name: object) -> None:
     """Refuses a state that belongs to another parameter, or that no optimizer can have made.
 
@@ -105,7 +110,7 @@ def fit_state(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:
     New moments start at zero. A running maximum that is missing beside existing moments (amsgrad
     was off until now) starts at the current second moment.
     """
-    dtype = _MOMENT_DTYPES.get(param.dtype, param.dtype)
+    dtype = moment_dtype(param.dtype)
     state["step"] = _fit_step(state.get("step", 0.0), param.device)
     for key in MOMENTS[:2]:
         state[key] = _fit_moment(state.get(key), param, dtype)

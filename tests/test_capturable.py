@@ -41,7 +41,7 @@ def test_options_that_the_device_has(bias_correction, decoupled, backend):
     params = make_params()
     lr, weight_decay = torch.tensor(0.1), torch.tensor([0.25], dtype=torch.float64)
     optimizer = FusedPadam(
-        [{"params": params[:1]}, {"params": params[1:], "lr": 0.5, "partial": 0.4}],
+        [{"params": params[:2]}, {"params": params[2:], "lr": 0.5, "partial": 0.4}],
         lr=lr, weight_decay=weight_decay, bias_correction=bias_correction,
         decoupled_weight_decay=decoupled, capturable=True, backend=backend,
     )  # fmt: skip
@@ -66,9 +66,11 @@ def test_their_values_are_never_asked_for(backend, monkeypatch):
     def refuse(tensor):
         raise AssertionError("the host would have to wait")
 
+    skipped = optimizer._skipped
     for name in ("item", "__float__", "__bool__", "__int__", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     optimizer.step()
+    assert optimizer._skipped is skipped  # a graph adds to it where it is
 
 
 @device_kernels
@@ -76,6 +78,18 @@ def test_steps_are_counted_on_the_device(backend):
     params = make_params()
     optimizer = FusedPadam(params, capturable=True, backend=backend)
     set_grads(params)
+    step_and_check(optimizer)
+    counts = {optimizer.state[param]["step"].untyped_storage().data_ptr() for param in params}
+    assert len(counts) == 1
+
+
+@device_kernels
+def test_counting_moves_to_the_device_once_it_may_skip(backend):
+    params = make_params()
+    optimizer = FusedPadam(params, backend=backend)
+    set_grads(params)
+    optimizer.step()
+    optimizer.found_inf = torch.tensor(0.0)
     step_and_check(optimizer)
     counts = {optimizer.state[param]["step"].untyped_storage().data_ptr() for param in params}
     assert len(counts) == 1

@@ -27,7 +27,7 @@ def set_grads(params, seed, factor=1.0):
     generator = torch.Generator(device="cpu").manual_seed(seed)
     for param in params:
         grad = torch.randn(param.shape, generator=generator, device="cpu") * factor
-        param.grad = grad.to(param.dtype)
+        param.grad = grad.to(param)
 
 
 @pytest.fixture
@@ -107,12 +107,10 @@ def test_without_gradients_the_norm_is_zero(backend, on_device):
 
 def test_the_norm_is_the_same_from_run_to_run(backend, on_device):
     norms = set()
-    for threads in (1, 2, 2):
+    for _ in range(3):
         params = on_device()
         optimizer = FusedPadam(params, max_grad_norm=1.0, backend=backend)
         set_grads(params, 0)
-        if backend == "cpu":
-            torch.set_num_threads(threads)
         optimizer.step()
         norms.add(optimizer.grad_norm.item())
     assert len(norms) == 1
@@ -234,6 +232,41 @@ def test_steps_under_grad_scaler(
     assert scaled.optimizers[0].skipped_steps == 2
 
 
+def test_what_the_device_wrote_does_not_stay(backend, on_device):
+    """With gradients that stay in place, so that nothing else has to be copied there."""
+    params = on_device()
+    optimizer = FusedPadam(params, skip_nonfinite=True, backend=backend)
+    set_grads(params, 0, math.inf)
+    optimizer.step()
+    optimizer.skip_nonfinite = False
+    with torch.no_grad():
+        for param in params:
+            param.grad.copy_(torch.randn(param.shape))
+    step_and_check(optimizer)
+
+
+def test_found_inf_counts_beside_a_finite_norm(backend, on_device):
+    params = on_device()
+    optimizer = FusedPadam(params, skip_nonfinite=True, backend=backend)
+    set_grads(params, 0)
+    optimizer.step()
+    before = contents(optimizer)
+    optimizer.found_inf = torch.tensor(1.0, device=params[0].device)
+    optimizer.step()
+    assert_bitwise(before, contents(optimizer))
+
+
+def test_what_is_handed_over_may_have_a_dimension(backend, on_device):
+    params = on_device()
+    optimizer = FusedPadam(params, max_grad_norm=1.0, backend=backend)
+    set_grads(params, 0)
+    device = params[0].device
+    optimizer.grad_scale = torch.ones(1, device=device)
+    optimizer.found_inf = torch.zeros(1, device=device)
+    step_and_check(optimizer)
+    assert optimizer.grad_norm.shape == ()
+
+
 def test_grad_scaler_comes_and_goes(backend, on_device, monkeypatch):
     """What the device wrote into the table for one step must not stay for the next."""
     scaled = Scaled(on_device, backend, monkeypatch, weight_decay=0.1, bias_correction="adam")
@@ -286,8 +319,32 @@ if not INTERPRETED:
         "option", [{"max_grad_norm": "1"}, {"max_grad_norm": True}, {"skip_nonfinite": 1}], ids=str
     )
     def test_options_of_a_wrong_type(option):
-        with pytest.raises(TypeError, match=f"{next(iter(option))} must be"):
+        [[name, value]] = option.items()
+        with pytest.raises(TypeError, match=f"{name} must be"):
             FusedPadam(make_params(), **option)
+        params = make_params()
+        optimizer = FusedPadam(params)
+        set_grads(params, 0)
+        setattr(optimizer, name, value)
+        with pytest.raises(TypeError, match=f"{name} must be"):
+            optimizer.step()
+
+    @pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
+    @pytest.mark.parametrize("value", [4.0, torch.ones(2)], ids=["a number", "two elements"])
+    def test_what_is_handed_over_must_be_one_element(value, name):
+        params = make_params()
+        optimizer = FusedPadam(params)
+        set_grads(params, 0)
+        setattr(optimizer, name, value)
+        with pytest.raises(TypeError, match=f"{name} must be a tensor of one element"):
+            optimizer.step()
+
+    def test_eager_sums_long_gradients_precisely():
+        param = torch.nn.Parameter(torch.ones(5_000_000))
+        optimizer = FusedPadam([param], max_grad_norm=1.0, backend="eager")
+        param.grad = torch.full_like(param, 1e-3)
+        optimizer.step()
+        assert float(optimizer.grad_norm) == pytest.approx(5_000_000**0.5 * 1e-3, rel=1e-6)
 
     @pytest.mark.parametrize("option", [{"max_grad_norm": 1.0}, {"skip_nonfinite": True}], ids=str)
     def test_groups_cannot_have_bounds_of_their_own(option):

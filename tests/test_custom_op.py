@@ -87,7 +87,6 @@ def test_states_that_no_kernel_can_walk(backend, to_device):
     grads = to_device([torch.randn(6, 5)])
     states, twin_states = new_states([param]), new_states([twin])
     states[0]["exp_avg"] = states[0]["exp_avg"].t().contiguous().t()
-    states[0]["step"] = states[0]["step"].double()
     for _ in range(2):
         STEP(*arguments([param], grads, states)[0], backend=backend)
         STEP(*arguments([twin], grads, twin_states)[0], backend=backend)
@@ -114,6 +113,31 @@ def test_refuses_before_anything_changes(change, message):
     with pytest.raises(ValueError, match=message):
         STEP(*changed)
     assert all(torch.equal(param, torch.ones(2)) for param in params)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({2: [torch.zeros(2, dtype=torch.bfloat16)]}, "exp_avg must be torch.float32"),
+        ({5: [torch.tensor(0)]}, "step must be torch.float32"),
+    ],
+    ids=str,
+)
+def test_refuses_states_that_lose_digits(change, message):
+    given, _ = arguments([torch.ones(2)], [torch.ones(2)], new_states([torch.ones(2)]))
+    changed = [change.get(index, argument) for index, argument in enumerate(given)]
+    with pytest.raises(TypeError, match=message):
+        STEP(*changed)
+
+
+def test_refuses_expanded_states_and_unknown_backends():
+    given, _ = arguments([torch.ones(2)], [torch.ones(2)], new_states([torch.ones(2)]))
+    with pytest.raises(ValueError, match="backend must be one of"):
+        STEP(*given, backend="zz")
+    given = (*given[:2], [torch.zeros(1).expand(2)], *given[3:])
+    with pytest.raises(ValueError, match="exp_avg is expanded"):
+        STEP(*given)
+    assert torch.equal(given[0][0], torch.ones(2))
 
 
 def test_refuses_a_parameter_twice():

@@ -4,6 +4,8 @@ The shared tests run there, too, with `triton@cuda`, `cuda@cuda` and `eager@cuda
 backend.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -12,7 +14,11 @@ from padam_ext import FusedPadam, native
 pytestmark = pytest.mark.gpu
 OPTIONS = {"weight_decay": 0.1, "lr": 0.01}
 SIZES = (1, 1000, 1024, 100_003)
+SCALE = 1024.0  # of losses; multiplying by a power of two rounds nothing
 each_kernel = pytest.mark.parametrize("kernel", ["triton", "cuda"])
+each_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
 
 
 def make_params(device="cuda", dtype=torch.float32, sizes=SIZES):
@@ -21,11 +27,33 @@ def make_params(device="cuda", dtype=torch.float32, sizes=SIZES):
     return [torch.nn.Parameter(value.to(device, dtype)) for value in values]
 
 
-def set_grads(params, seed):
+def set_grads(params, seed, scale=1.0):
     """New tensors each time, as zero_grad(set_to_none=True) makes them."""
     generator = torch.Generator().manual_seed(seed)
     for param in params:
-        param.grad = torch.randn(param.shape, generator=generator).to(param)
+        param.grad = (torch.randn(param.shape, generator=generator) * scale).to(param)
+
+
+def make_scaler(enabled=True):
+    scaler = torch.amp.GradScaler("cuda", init_scale=SCALE, enabled=enabled)
+    scaler.scale(torch.ones((), device="cuda"))  # makes its tensors
+    return scaler
+
+
+def step_scaled(scaler, optimizer):
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def contents(optimizer):
+    params = optimizer.param_groups[0]["params"]
+    names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+    states = [optimizer.state[param][name] for param in params for name in names]
+    return [tensor.detach().cpu().clone() for tensor in (*params, *states)]
+
+
+def same_bits(these, those):
+    return all(torch.equal(one, other) for one, other in zip(these, those, strict=True))
 
 
 def run(backend, device, partial=1 / 8, dtype=torch.float32, steps=3):
@@ -57,7 +85,7 @@ def test_auto_takes_triton():
     [("triton", ("cpu", "cpu")), ("cuda", ("cpu", "cpu")), ("cuda", ("triton", "cuda"))],
 )
 @pytest.mark.parametrize("partial", [0.0, 1 / 16, 1 / 8, 0.3, 1 / 4, 1 / 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@each_dtype
 def test_agrees_with_another_kernel(dtype, partial, kernel, other):
     tolerance = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}.get(dtype, 2e-6)
     for ours, theirs in zip(
@@ -69,8 +97,7 @@ def test_agrees_with_another_kernel(dtype, partial, kernel, other):
 
 @each_kernel
 def test_bitwise_the_same_from_run_to_run(kernel):
-    for one, other in zip(run(kernel, "cuda"), run(kernel, "cuda"), strict=True):
-        assert torch.equal(one, other)
+    assert same_bits(run(kernel, "cuda"), run(kernel, "cuda"))
 
 
 @each_kernel
@@ -89,23 +116,98 @@ def test_one_kernel_for_each_step_and_no_copy_in_the_steady_state(kernel):
     assert len(on_device) == 5, [event.name for event in on_device]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_grad_norm": 1.0}, {"skip_nonfinite": True}, {"bias_correction": "adam"}],
+    ids=lambda options: "".join(options) or "plain",
+)
 @each_kernel
-def test_no_step_waits_for_the_device(kernel):
+def test_no_step_waits_for_the_device(kernel, options, scaled):
     params = make_params()
-    optimizer = FusedPadam(params, backend=kernel)
-    set_grads(params, 0)
-    optimizer.step()
-    grads = [[torch.randn_like(p) for p in params] for _ in range(6)]
+    optimizer = FusedPadam(params, **options, backend=kernel)
+    scaler = make_scaler(scaled)
+    grads = [[torch.randn_like(p) for p in params] for _ in range(8)]
+
+    def step(i):
+        for param, grad in zip(params, grads[i], strict=True):
+            param.grad = grad
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + i)
+        step_scaled(scaler, optimizer)
+
+    step(0)
+    step(1)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for i, moved in enumerate(grads):
-            for param, grad in zip(params, moved, strict=True):
-                param.grad = grad
-            optimizer.param_groups[0]["lr"] = 0.1 / (1 + i)
-            optimizer.step()
+        for i in range(2, len(grads)):
+            step(i)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@each_kernel
+def test_scaled_gradients_make_the_same_step_to_the_bit(kernel, max_grad_norm):
+    plain, scaled = (
+        FusedPadam(make_params("cuda:0"), **OPTIONS, max_grad_norm=max_grad_norm, backend=kernel)
+        for _ in range(2)
+    )
+    scaler = make_scaler()
+    for seed in range(3):
+        set_grads(plain.param_groups[0]["params"], seed)
+        set_grads(scaled.param_groups[0]["params"], seed, SCALE)
+        plain.step()
+        step_scaled(scaler, scaled)
+        assert plain.grad_norm == scaled.grad_norm
+    assert same_bits(contents(plain), contents(scaled))
+    assert scaled.skipped_steps == 0
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("bias_correction", ["none", "adam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # GradScaler's
+@each_kernel
+def test_a_step_with_an_infinite_gradient_changes_nothing(kernel, dtype, bias_correction, scaled):
+    params = make_params("cuda:0", dtype)
+    optimizer = FusedPadam(
+        params, **OPTIONS, bias_correction=bias_correction, max_grad_norm=1.0,
+        skip_nonfinite=not scaled, backend=kernel,
+    )  # fmt: skip
+    scaler = make_scaler(scaled)
+    set_grads(params, 0)
+    step_scaled(scaler, optimizer)
+    for seed, poison in enumerate((math.inf, 0.0, math.nan, -math.inf, 0.0)):
+        before = contents(optimizer)
+        set_grads(params, seed)
+        params[2].grad[1023] += poison
+        step_scaled(scaler, optimizer)
+        assert same_bits(before, contents(optimizer)) == (poison != 0)
+    assert optimizer.skipped_steps == 3
+    assert all(optimizer.state[param]["step"] == 3 for param in params)
+    if scaled:
+        assert scaler.get_scale() == SCALE / 8
+
+
+@each_dtype
+@each_kernel
+def test_the_norm_is_torchs_and_the_same_from_run_to_run(kernel, dtype):
+    norms = set()
+    for _ in range(3):
+        # The last one's programs have several blocks each.
+        params = make_params(dtype=dtype, sizes=(*SIZES, 10_000_001))
+        set_grads(params, 0)
+        grad = params[3].grad
+        params[3].grad = torch.cat([grad[:1], grad])[1:]  # where no 16 bytes can be read at once
+        optimizer = FusedPadam(params, max_grad_norm=1.0, backend=kernel)
+        for _ in range(3):
+            optimizer.step()
+            norms.add(optimizer.grad_norm.item())
+    [norm] = norms
+    expected = torch.nn.utils.get_total_norm([param.grad.double() for param in params])
+    rounding = 1e-12 if dtype == torch.float64 else 1e-6
+    assert norm == pytest.approx(expected.item(), rel=rounding)
 
 
 @each_kernel
@@ -143,13 +245,14 @@ def test_streams(kernel):
         assert torch.equal(param.cpu(), want)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e9}], ids=["plain", "with_norm"])
 @each_kernel
-def test_several_devices_and_one_that_is_not_current(kernel):
+def test_several_devices_and_one_that_is_not_current(kernel, options):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
     expected = run(kernel, "cuda:0")
     params = make_params("cuda:0") + make_params("cuda:1")
-    optimizer = FusedPadam(params, **OPTIONS, backend=kernel)
+    optimizer = FusedPadam(params, **OPTIONS, **options, backend=kernel)
     for seed in range(3):
         set_grads(params[: len(SIZES)], seed)
         set_grads(params[len(SIZES) :], seed)
@@ -162,7 +265,8 @@ def test_several_devices_and_one_that_is_not_current(kernel):
 def test_an_error_of_cuda_is_told_and_leaves_the_device_usable():
     table = native.module.DeviceTable(
         addresses=0, numels=0, rows=0, constants=0, chunk_tensors=0, chunk_first_blocks=0,
-        num_tensors=3, num_chunks=1, blocks_per_chunk=1, param_dtype=0, grad_dtype=0,
+        num_tensors=3, num_chunks=1, blocks_per_chunk=1, partial_sums=0,
+        param_dtype=0, grad_dtype=0,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match=r"for 3 tensors on cuda:99: invalid device ordinal"):
         native.module.step_cuda(table, 99, 0)
@@ -204,3 +308,28 @@ def test_more_than_two_to_the_31_elements(kernel):
     assert int(moved.sum()) == 10
     values = param.detach()[moved].double()
     torch.testing.assert_close(values, torch.full_like(values, expected), rtol=2.0**-8, atol=0)
+
+
+@each_kernel
+def test_a_cuda_graph_replays_steps_with_another_learning_rate(kernel):
+    plain, graphed = make_params(), make_params()
+    options = {"weight_decay": 0.1, "max_grad_norm": 1.0, "bias_correction": "adam"}
+    rates = [0.1, 0.05, 0.025]
+    expected = FusedPadam(plain, **options, backend=kernel)
+    lr = torch.tensor(0.1, device="cuda")
+    optimizer = FusedPadam(graphed, lr=lr, **options, capturable=True, backend=kernel)
+    for params in (plain, graphed):
+        set_grads(params, 0)
+    for step in (expected.step, optimizer.step):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for rate in rates:
+        expected.param_groups[0]["lr"] = rate
+        expected.step()
+        lr.fill_(rate)
+        graph.replay()
+    for one, other in zip(contents(expected), contents(optimizer), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)

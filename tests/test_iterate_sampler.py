@@ -119,3 +119,14 @@ def test_any_optimizer():
     param.grad = torch.ones(2)
     optimizer.step()
     assert sampler.drawn_step == 1
+
+
+def test_a_step_that_was_skipped_is_no_candidate():
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedPadam([param], skip_nonfinite=True)
+    sampler = IterateSampler(optimizer, generator=torch.Generator().manual_seed(0))
+    for value in (1.0, float("nan"), float("nan"), 1.0):
+        param.grad = torch.full((3,), value)
+        optimizer.step()
+    assert sampler.state_dict()["num_steps"] == 2
+    assert sampler.state_dict()["total_lr"] == pytest.approx(0.2)

@@ -1,6 +1,7 @@
 """The native module by itself: a hand-built launch table, threads, refusals."""
 
 import ctypes
+import math
 import mmap
 import os
 import sys
@@ -96,6 +97,22 @@ def test_the_optimizer_uses_as_many_threads_as_torch():
     torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def sum_of_squares(arguments, **changes):
+    names = ("addresses", "numels", "grad_dtype", "num_threads", "simd_level")
+    return native.module.sum_of_squares_cpu(**{name: arguments[name] for name in names} | changes)
+
+
+@pytest.mark.parametrize("level", native.module.available_simd_levels())
+@pytest.mark.parametrize("sizes", LISTS.values(), ids=LISTS)
+def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
+    made = [tensors(size) for size in sizes]
+    arguments = table(made) | {"simd_level": level}
+    sums = [sum_of_squares(arguments, num_threads=threads) for threads in (1, 2, 3, 8)]
+    assert len(set(sums)) == 1
+    exact = math.fsum(float(slots[1].double().square().sum()) for slots in made)
+    assert sums[0] == pytest.approx(exact, rel=1e-12)
 
 
 @pytest.mark.parametrize(
