@@ -5,6 +5,7 @@ A chunk is a run of blocks of one tensor. Every program looks its tensor up in t
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -26,8 +27,19 @@ def triton_dtype(dtype: torch.dtype) -> tl.dtype:
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 
+def launch_options(table: Any, moment_dtype: torch.dtype) -> dict[str, Any]:
+    """What every launch over a table has: constants of the kernels, and the compiler's options."""
+    return {
+        "MOMENT": triton_dtype(moment_dtype),
+        "BLOCK": block_of(moment_dtype),
+        "NUM_THREADS": PROGRAM_THREADS,
+        "num_warps": _warps(table.addresses.device),
+        **OPTIONS,
+    }
+
+
 @cache
-def warps(device: torch.device) -> int:
+def _warps(device: torch.device) -> int:
     """Warps of a program: of 32 threads, but for some of AMD's GPUs."""
     if device.type == "cuda" and torch.version.hip is not None:
         return PROGRAM_THREADS // torch.cuda.get_device_properties(device).warp_size

@@ -11,12 +11,9 @@ import triton
 import triton.language as tl
 
 from padam_ext.kernels.chunks import (
-    OPTIONS,
-    PROGRAM_THREADS,
-    block_of,
+    launch_options,
     locate_chunk,
     triton_dtype,
-    warps,
     whole_blocks_end,
 )
 
@@ -28,7 +25,6 @@ def launch(table: Any, grad_dtype: torch.dtype) -> None:
         table: a device_table.py's DeviceTable, made for blocks of `block_of`.
         grad_dtype: dtype of the gradients.
     """
-    moment_dtype = table.partial_sums.dtype
     multi_tensor_sum_of_squares[(table.num_chunks,)](
         table.addresses,
         table.numels,
@@ -38,11 +34,7 @@ def launch(table: Any, grad_dtype: torch.dtype) -> None:
         len(table.numels),
         table.blocks_per_chunk,
         GRAD=triton_dtype(grad_dtype),
-        MOMENT=triton_dtype(moment_dtype),
-        BLOCK=block_of(moment_dtype),
-        NUM_THREADS=PROGRAM_THREADS,
-        num_warps=warps(table.addresses.device),
-        **OPTIONS,
+        **launch_options(table, table.partial_sums.dtype),
     )
 
 

@@ -7,12 +7,9 @@ import triton
 import triton.language as tl
 
 from padam_ext.kernels.chunks import (
-    OPTIONS,
-    PROGRAM_THREADS,
-    block_of,
+    launch_options,
     locate_chunk,
     triton_dtype,
-    warps,
     whole_blocks_end,
 )
 from padam_ext.kernels.padam_math import padam_update
@@ -30,7 +27,6 @@ def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: 
         grad_dtype: dtype of the gradients.
         root: the one of constants.py's ROOTS that all rows share, or the general one.
     """
-    moment_dtype = table.constants.dtype
     multi_tensor_padam[(table.num_chunks,)](
         table.addresses,
         table.numels,
@@ -42,12 +38,8 @@ def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: 
         table.blocks_per_chunk,
         PARAM=triton_dtype(param_dtype),
         GRAD=triton_dtype(grad_dtype),
-        MOMENT=triton_dtype(moment_dtype),
         ROOT=root,
-        BLOCK=block_of(moment_dtype),
-        NUM_THREADS=PROGRAM_THREADS,
-        num_warps=warps(table.addresses.device),
-        **OPTIONS,
+        **launch_options(table, table.constants.dtype),
     )
 
 

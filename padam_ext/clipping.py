@@ -8,38 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from padam_ext.constants import NO_CONTROL, Control
-from padam_ext.hyperparameters import as_float
 from padam_ext.layout import dtensor_type
-
-
-def check_max_grad_norm(value: Any) -> None:
-    """Refuses what is no bound of a norm.
-
-    Raises:
-        TypeError: neither a number nor None.
-        ValueError: negative or NaN. Either message shows the value.
-    """
-    if value is None:
-        return
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(
-            f"max_grad_norm must be a number or None, got {value!r} of type {type(value).__name__}"
-        )
-    if not as_float(value) >= 0.0:
-        raise ValueError(f"max_grad_norm must be in [0, inf], got {value!r}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuses what is neither True nor False, with a TypeError."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_handed_over(name: str, value: Any) -> Tensor | None:
@@ -65,9 +40,8 @@ def refuse_dtensors(grads: Sequence[Tensor]) -> None:
 
 def norm_dtype(grads: Sequence[Tensor]) -> torch.dtype:
     """The dtype of the norm: float64 if there is such a gradient, else float32."""
-    return (
-        torch.float64 if any(g.dtype.to_real() == torch.float64 for g in grads) else torch.float32
-    )
+    dtypes = {grad.dtype for grad in grads}
+    return torch.float64 if any(d.to_real() == torch.float64 for d in dtypes) else torch.float32
 
 
 def global_norm(sums_of_squares: Sequence[Tensor], grad_scale: Tensor | None) -> Tensor:

@@ -85,8 +85,8 @@ class Hyperparameters(NamedTuple):
         if not self.has_tensors():
             return self
         return self._replace(
-            lr=_number("lr", float(self.lr)),
-            weight_decay=_number("weight_decay", float(self.weight_decay)),
+            lr=number("lr", float(self.lr)),
+            weight_decay=number("weight_decay", float(self.weight_decay)),
         )
 
     def to(self, device: torch.device) -> Hyperparameters:
@@ -120,16 +120,16 @@ def _checked(
             f"bias_correction must be one of {BIAS_CORRECTIONS}, got {bias_correction!r}"
         )
     return Hyperparameters(
-        lr=_number("lr", lr),
-        beta1=_number("betas[0]", beta1, below=1.0),
-        beta2=_number("betas[1]", beta2, below=1.0),
-        eps=_number("eps", eps),
-        weight_decay=_number("weight_decay", weight_decay),
-        partial=_number("partial", partial, most=0.5),
-        amsgrad=_flag("amsgrad", amsgrad),
+        lr=number("lr", lr),
+        beta1=number("betas[0]", beta1, below=1.0),
+        beta2=number("betas[1]", beta2, below=1.0),
+        eps=number("eps", eps),
+        weight_decay=number("weight_decay", weight_decay),
+        partial=number("partial", partial, most=0.5),
+        amsgrad=flag("amsgrad", amsgrad),
         bias_correction=bias_correction,
-        decoupled_weight_decay=_flag("decoupled_weight_decay", decoupled_weight_decay),
-        maximize=_flag("maximize", maximize),
+        decoupled_weight_decay=flag("decoupled_weight_decay", decoupled_weight_decay),
+        maximize=flag("maximize", maximize),
     )
 
 
@@ -208,18 +208,20 @@ def _scalar(name: str, value: Any, keep_tensors: bool) -> Any:
         ) from error
 
 
-def _number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:
+def number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:
+    """A number in [0, below) or [0, most]; else TypeError or ValueError with name and value."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
-    number = as_float(value)
+    as_number = as_float(value)
     upper, bracket = (below, ")") if most is None else (most, "]")
     # Written so that NaN fails it.
-    if not (0.0 <= number < upper or number == most):
+    if not (0.0 <= as_number < upper or as_number == most):
         raise ValueError(f"{name} must be in [0, {upper:g}{bracket}, got {shown(value)}")
-    return number
+    return as_number
 
 
-def _flag(name: str, value: Any) -> bool:
+def flag(name: str, value: Any) -> bool:
+    """True or False; else TypeError with name and value."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value

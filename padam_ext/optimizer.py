@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
@@ -14,7 +15,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 from padam_ext import backends, checkpoint, clipping
 from padam_ext.device_table import capturing
 from padam_ext.grouping import check_param
-from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.hyperparameters import Hyperparameters, flag, number
 from padam_ext.plan import Planner
 
 # Options that param groups cannot have for themselves.
@@ -360,9 +361,10 @@ class FusedPadam(Optimizer):
             self._skipped.add_(control.skip)  # in place, as a CUDA graph repeats it
 
     def _check_options_of_the_whole(self) -> None:
-        clipping.check_max_grad_norm(self.max_grad_norm)
-        clipping.check_flag("skip_nonfinite", self.skip_nonfinite)
-        clipping.check_flag("capturable", self.capturable)
+        if self.max_grad_norm is not None:
+            number("max_grad_norm", self.max_grad_norm, most=math.inf)
+        flag("skip_nonfinite", self.skip_nonfinite)
+        flag("capturable", self.capturable)
 
     def _needs_norm(self) -> bool:
         return self.max_grad_norm is not None or self.skip_nonfinite
