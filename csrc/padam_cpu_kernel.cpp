@@ -36,8 +36,8 @@ void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>
 }
 
 // What leads from h to the parameter is a chain of dependent operations too long for the processor
-// to overlap with the next elements', where no square root or division ends it. So the two halves
-// of the update take turns over blocks that stay in the L1 cache.
+// to overlap with the next elements', where no square root or division ends it. So the parts of the
+// update, two or three, take turns over blocks that stay in the L1 cache.
 constexpr std::int64_t kBlock = 128;
 
 // Tells whether every d is tame.
@@ -70,18 +70,50 @@ void param_block(float* __restrict param, const float* __restrict m, const float
   }
 }
 
+// Replaces each d, all of them tame, by the `shifted` of its power.
+inline void power_block(float* __restrict d, float* __restrict y, std::int64_t numel,
+                        const Constants<float>& row_constants) {
+  const Constants<float> constants = row_constants;
+#pragma omp simd
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const BinaryPower power = binary_power<true>(d[i], constants);
+    y[i] = power.y;
+    d[i] = power.shifted;
+  }
+}
+
+template <Decay decay>
+void param_block_by_powers(float* __restrict param, const float* __restrict m,
+                           const float* __restrict y, const float* __restrict shifted,
+                           std::int64_t numel, const Constants<float>& row_constants) {
+  const Constants<float> constants = row_constants;
+#pragma omp simd
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const float step = times_binary_power<true>(m[i], {y[i], shifted[i]}, 0.0f);
+    param[i] = moved(param[i], step, constants, decay);
+  }
+}
+
 template <Root root, Decay decay, bool amsgrad>
-void blockwise_loop(float* param, const float* grad, const Moments<float>& moments,
+void blockwise_loop(float* params, const float* grads, const Moments<float>& moments,
                     std::int64_t numel, const Constants<float>& constants) {
   float d[kBlock];
+  float y[kBlock];
   for (std::int64_t at = 0; at < numel; at += kBlock) {
     const std::int64_t count = std::min(kBlock, numel - at);
+    float* param = params + at;
     float* m = moments.exp_avg + at;
     float* h = amsgrad ? moments.max_exp_avg_sq + at : nullptr;
     const bool all_tame = moments_block<root, decay, amsgrad>(
-        param + at, grad + at, m, moments.exp_avg_sq + at, h, d, count, constants);
-    all_tame ? param_block<root, decay, true>(param + at, m, d, count, constants)
-             : param_block<root, decay, false>(param + at, m, d, count, constants);
+        param, grads + at, m, moments.exp_avg_sq + at, h, d, count, constants);
+    if (root != Root::general) {
+      param_block<root, decay, true>(param, m, d, count, constants);
+    } else if (all_tame) {
+      power_block(d, y, count, constants);
+      param_block_by_powers<decay>(param, m, y, d, count, constants);
+    } else {
+      param_block<root, decay, false>(param, m, d, count, constants);
+    }
   }
 }
 

@@ -87,14 +87,19 @@ PADAM_INLINE float float_of(std::int32_t bits) {
 constexpr float kSmallestTame = 0x1p-120f;
 constexpr float kLargestTame = 0x1p120f;
 
-// m * d^exponent for d >= 0, within 4e-7 relative from the smallest denormal d to the largest. If
-// `all_tame`, every d is tame, which saves the care that others need; the result for a tame d is
-// the same either way, bit for bit.
+// A power of d as 2^(n + y).
+struct BinaryPower {
+  float y;        // in [-1/2, 1/2]
+  float shifted;  // 1.5 * 2^23 + n: the integer n in the lowest bits
+};
+
+// d^exponent for d >= 0. If `all_tame`, every d is tame, which saves the care that others need; the
+// result for a tame d is the same either way, bit for bit.
 //
 // With d = f * 2^e the exponent's product with e is exact, and only the product with log2(f),
 // less than 1 in magnitude, is rounded: forming log2(d) first would lose six bits near the ends.
 template <bool all_tame>
-PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
+PADAM_INLINE BinaryPower binary_power(float d, const Constants<float>& c) {
   const bool denormal = !all_tame && d < FLT_MIN;
   const std::int32_t bits = bits_of(denormal ? d * 0x1p24f : d);
   const std::int32_t e = (bits - 0x3f3504f3) >> 23;  // f lies in [sqrt(1/2), sqrt(2))
@@ -112,26 +117,38 @@ PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
   const float log2_47 = multiply_add(log2_67, z2, log2_45);
   const float log2_f_over_z = multiply_add(log2_47, z2 * z2, log2_03);
 
-  // The power is 2^(n + y): adding 1.5 * 2^23 leaves the nearest integer n in the lowest bits.
+  // Adding 1.5 * 2^23 rounds to the nearest integer.
   const float exact = c.exponent_high * exponent_of_d;
   const float rest = multiply_add(c.exponent * z, log2_f_over_z, c.exponent_low * exponent_of_d);
   const float shifted = (exact + rest) + 0x1.8p23f;
-  const float y = (exact - (shifted - 0x1.8p23f)) + rest;
+  return {(exact - (shifted - 0x1.8p23f)) + rest, shifted};
+}
 
+// m times a power of d, within 4e-7 relative from the smallest denormal d to the largest. `d` is
+// not looked at if `all_tame`.
+template <bool all_tame>
+PADAM_INLINE float times_binary_power(float m, BinaryPower of_d, float d) {
   // 2^y: minimax polynomial, 9.2e-8 relative, exact at 0.
+  const float y = of_d.y;
   const float y2 = y * y;
   const float power_01 = multiply_add(0.693147004f, y, 1.0f);
   const float power_23 = multiply_add(0.0555073358f, y, 0.240222424f);
   const float power_45 = multiply_add(0.00132647273f, y, 0.00967151299f);
   float power = multiply_add(multiply_add(power_45, y2, power_23), y2, power_01);
 
-  const std::int32_t n = bits_of(shifted) - 0x4b400000;
+  const std::int32_t n = bits_of(of_d.shifted) - 0x4b400000;
   if (all_tame) return m * float_of(bits_of(power) + n * 0x00800000);
   // 2^n may leave the range where the result does not: what is beyond goes on last.
   const std::int32_t near = n > 124 ? 124 : (n < -124 ? -124 : n);
   const float special = d == 0.0f ? HUGE_VALF : (d == HUGE_VALF ? 0.0f : d);
   power = (d > 0.0f && d < HUGE_VALF) ? float_of(bits_of(power) + near * 0x00800000) : special;
   return (m * power) * float_of((n - near + 127) * 0x00800000);
+}
+
+// m * d^exponent for d >= 0.
+template <bool all_tame>
+PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
+  return times_binary_power<all_tame>(m, binary_power<all_tame>(d, c), d);
 }
 
 template <bool all_tame>
@@ -157,7 +174,7 @@ PADAM_INLINE float inverse_fourth_root(float d) {
 
 PADAM_INLINE double inverse_fourth_root(double d) { return 1.0 / square_root(square_root(d)); }
 
-// m / d^(2p); see times_power for `all_tame`.
+// m / d^(2p); see binary_power for `all_tame`.
 template <Root root, bool all_tame, typename T>
 PADAM_INLINE T adapted_step(T m, T d, const Constants<T>& c) {
   if (root == Root::none) return m;
@@ -199,11 +216,17 @@ PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c,
   return multiply_add(square_root(second_moment), c.inverse_correction, c.eps);
 }
 
-// Second half: moves the parameter.
+// Moves a parameter by its adapted step.
+template <typename T>
+PADAM_INLINE T moved(T x, T step, const Constants<T>& c, Decay decay) {
+  const T kept = decay == Decay::decoupled ? multiply_add(-c.decoupled_decay, x, x) : x;
+  return multiply_add(-c.step_size, step, kept);
+}
+
+// Second half of the update.
 template <Root root, bool all_tame, typename T>
 PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c, Decay decay) {
-  const T kept = decay == Decay::decoupled ? multiply_add(-c.decoupled_decay, x, x) : x;
-  return multiply_add(-c.step_size, adapted_step<root, all_tame>(m, d, c), kept);
+  return moved(x, adapted_step<root, all_tame>(m, d, c), c, decay);
 }
 
 }  // namespace padam
