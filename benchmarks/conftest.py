@@ -1,0 +1,36 @@
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from benchmarks.measure import ON_GPU
+from padam_ext.native import simd_level
+
+PACKAGES = ("padam_ext", "torch", "triton", "pytorch-optimizer", "torch-optimi")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--turns", type=int, default=3, help="of each implementation (default 3)")
+    parser.addoption(
+        "--every-dtype", action="store_true", help="bfloat16 for all workloads (default on a GPU)"
+    )
+
+
+def pytest_benchmark_update_machine_info(config, machine_info):
+    """What the report says of the machine."""
+    machine_info["versions"] = {"Python": platform.python_version()} | {
+        name: _version(name) for name in PACKAGES
+    }
+    if ON_GPU:
+        machine_info["device"] = torch.cuda.get_device_name()
+        machine_info["versions"]["CUDA"] = torch.version.cuda
+    else:
+        cpu = machine_info["cpu"].get("brand_raw") or machine_info["machine"]
+        machine_info["device"] = f"{cpu}, {simd_level()}, {torch.get_num_threads()} threads"
+
+
+def _version(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

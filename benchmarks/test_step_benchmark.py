@@ -1,0 +1,139 @@
+"""Time of a step: each workload, dtype and implementation.
+
+Implementations take turns of some steps each, so that a change of the machine's speed meets them
+alike; in every turn each is made anew, another one first, since where its memory happens to lie
+makes some percent of the speed of a large step. report.py puts the turns of one together.
+
+On a GPU pytest-benchmark's clock measures the host, from an empty queue until `step` returns;
+`device_seconds` in the extra information is the time on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from benchmarks import measure
+from benchmarks.implementations import OPTIONS, Implementation, implementations
+from benchmarks.plain_loop import plain_loop
+from benchmarks.verification import verify
+from benchmarks.workloads import WORKLOADS, Shape, elements, workload
+from padam_ext import FusedPadam
+
+SECONDS_PER_TURN = 0.12
+# Elements to step: on the CPU what takes some ten milliseconds, on a GPU what fits, with the
+# temporaries of the implementations that make some.
+BYTES_PER_ELEMENT = 48
+# Workloads that on the CPU have bfloat16 parameters, too.
+HALF_ON_CPU = ("1 x 16M", "ResNet-18")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One turn of one implementation."""
+
+    workload: str
+    dtype: torch.dtype
+    implementation: Implementation
+    turn: int
+
+    @property
+    def group(self) -> str:
+        """What is compared with one another."""
+        return f"{self.workload}, {str(self.dtype).removeprefix('torch.')}"
+
+
+def pytest_generate_tests(metafunc):
+    """The cases in the order of their turns."""
+    if "case" not in metafunc.fixturenames:
+        return
+    installed = [i for i in implementations(measure.DEVICE.type) if i.is_installed()]
+    every_dtype = measure.ON_GPU or metafunc.config.getoption("--every-dtype")
+    cases = [
+        Case(name, dtype, installed[(turn + k) % len(installed)], turn)
+        for name in WORKLOADS
+        for dtype in (torch.float32, torch.bfloat16)
+        if dtype == torch.float32 or every_dtype or name in HALF_ON_CPU
+        for turn in range(metafunc.config.getoption("--turns"))
+        for k in range(len(installed))
+    ]
+    ids = [f"{case.group}, {case.implementation.name}, turn {case.turn}" for case in cases]
+    metafunc.parametrize("case", cases, ids=ids)
+
+
+def most_elements() -> int:
+    """How many elements a workload may have here."""
+    if not measure.ON_GPU:
+        return 16_000_000
+    return torch.cuda.get_device_properties(measure.DEVICE).total_memory // BYTES_PER_ELEMENT
+
+
+def make_params(shapes: list[Shape], dtype: torch.dtype) -> list[Parameter]:
+    """Parameters with gradients, the same for every implementation."""
+    generator = torch.Generator(measure.DEVICE).manual_seed(0)
+
+    def random(shape: Shape) -> torch.Tensor:
+        empty = torch.empty(shape, dtype=dtype, device=measure.DEVICE)
+        return empty.uniform_(-1, 1, generator=generator)
+
+    params = [Parameter(random(shape)) for shape in shapes]
+    for param in params:
+        param.grad = random(param.shape)
+    return params
+
+
+def rounds(step) -> int:
+    """Steps of a turn: as many as there is time for, but two."""
+    return min(max(int(SECONDS_PER_TURN / measure.seconds_of(step)), 2), 20)
+
+
+def test_step(benchmark, case):
+    """A step of one implementation, its gradients where they were in the step before."""
+    shapes, divisor = workload(case.workload, most_elements())
+    params = make_params(shapes, case.dtype)
+    step = case.implementation.make(params)
+    verify(case.implementation, params, step)
+    count = rounds(step)
+    info = benchmark.extra_info
+    info.update(
+        workload=case.workload,
+        dtype=str(case.dtype).removeprefix("torch."),
+        implementation=case.implementation.name,
+        tensors=len(shapes),
+        elements=elements(shapes),
+        divisor=divisor,
+        bytes=elements(shapes) * case.implementation.bytes_per_element(case.dtype),
+        copy_bandwidth=measure.copy_bandwidth(),
+    )
+    if case.turn == 0:
+        info.update(launches=measure.launches(step), peak_memory=measure.peak_memory(step))
+    if measure.ON_GPU:
+        info["device_seconds"] = measure.device_seconds(step, count)
+    benchmark.group = case.group
+    benchmark.pedantic(step, setup=measure.synchronize, rounds=count)
+
+
+@pytest.mark.skipif(measure.ON_GPU, reason="on a GPU the floor is the copy bandwidth")
+@pytest.mark.parametrize("partial", [1 / 8, 0.3])
+def test_plain_loop(benchmark, partial):
+    """A plain loop over a step's arrays, between steps: what memory allows."""
+    shapes, _ = workload("1 x 16M", most_elements())
+    params = make_params(shapes, torch.float32)
+    optimizer = FusedPadam(params, **OPTIONS, partial=partial)
+    optimizer.step()
+    moments = [optimizer.state[params[0]][k] for k in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")]
+    loop = plain_loop([params[0].detach(), params[0].grad, *moments])
+    before = params[0].detach()[:8] + params[0].grad[:8]
+    loop()
+    torch.testing.assert_close(params[0].detach()[:8], before)
+
+    seconds = []
+    info = benchmark.extra_info
+    info.update(partial=partial, elements=elements(shapes), step_seconds=seconds)
+    benchmark.group = "plain loop"
+    benchmark.pedantic(
+        loop, setup=lambda: seconds.append(measure.seconds_of(optimizer.step)), rounds=40
+    )
