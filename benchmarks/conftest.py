@@ -1,3 +1,5 @@
+"""Options of the benchmarks, and what the report says of the machine."""
+
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -10,6 +12,7 @@ PACKAGES = ("padam_ext", "torch", "triton", "pytorch-optimizer", "torch-optimi")
 
 
 def pytest_addoption(parser):
+    """How much is measured."""
     parser.addoption("--turns", type=int, default=3, help="of each implementation (default 3)")
     parser.addoption(
         "--every-dtype", action="store_true", help="bfloat16 for all workloads (default on a GPU)"
@@ -17,7 +20,7 @@ def pytest_addoption(parser):
 
 
 def pytest_benchmark_update_machine_info(config, machine_info):
-    """What the report says of the machine."""
+    """Versions and device, for the report."""
     machine_info["versions"] = {"Python": platform.python_version()} | {
         name: _version(name) for name in PACKAGES
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -42,7 +43,7 @@ def device_seconds(step: Callable[[], object], steps: int) -> float:
         step()
         event.record()
     synchronize()
-    return median(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)) / 1000
+    return median(a.elapsed_time(b) for a, b in pairwise(events)) / 1000
 
 
 @cache

@@ -7,11 +7,11 @@ among them, holds for the others, too.
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+import oracle
 from benchmarks.implementations import Implementation, Step
 
 _SAMPLED = 65536  # elements of all tensors together, but at least eight of each
@@ -35,9 +35,7 @@ class Sample:
 
     def __call__(self, tensors: list[Tensor]) -> np.ndarray:
         """The elements of all tensors, one after the other."""
-        chosen = [
-            t.detach().reshape(-1)[at] for t, at in zip(tensors, self._places, strict=True)
-        ]
+        chosen = [t.detach().reshape(-1)[at] for t, at in zip(tensors, self._places, strict=True)]
         return oracle.exact(torch.cat(chosen).double().cpu().numpy())
 
 

@@ -92,66 +92,39 @@ class Members {
 
 }  // namespace
 
-// Collects what is read of one list of tensors.
-class Gatherer::Reading {
- public:
-  Reading(const Gatherer& gatherer, const py::object& dtensor)
-      : gatherer_(gatherer), dtensor_(dtensor) {}
-
-  // `before` is what was read of this very object in the last pass, or null: torch lets go of the
-  // GIL to tell whether a tensor is lazily negated, half the price of a reading, and an object that
-  // is still at its address is as negated as it was.
-  Seen add(PyObject* tensor, const Seen* before) {
-    if (gatherer_.is_dtensor(tensor, dtensor_)) {
-      // Mesh and placements, in a hash that torch keeps.
-      const py::object spec = checked(PyObject_GetAttr(tensor, gatherer_.spec_.ptr()));
-      layouts_.push_back(py::hash(spec));
-    }
-    Seen seen = add_local(gatherer_.local(tensor, dtensor_).ptr(), before);
-    seen.object = tensor;
-    return seen;
+// `before` is what was read of this very object in the last pass, or null: torch lets go of the GIL
+// to tell whether a tensor is lazily negated, half the price of a reading, and an object that is
+// still at its address is as negated as it was.
+Gatherer::Seen Gatherer::read(PyObject* tensor, const py::object& dtensor, const Seen* before,
+                              Reading& reading) const {
+  if (is_dtensor(tensor, dtensor)) {
+    // Mesh and placements, in a hash that torch keeps.
+    reading.layouts.push_back(py::hash(checked(PyObject_GetAttr(tensor, spec_.ptr()))));
   }
-
-  void reserve(std::size_t tensors) {
-    addresses_.reserve(tensors);
-    layouts_.reserve(8 * tensors);
+  const py::object keep = local(tensor, dtensor);
+  PyObject* const read_from = keep.ptr();
+  constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
+  DLTensor read;
+  if (api_->dltensor_from_py_object_no_sync(read_from, &read) != 0) throw py::error_already_set();
+  const auto address =
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(read.data) + read.byte_offset);
+  reading.addresses.push_back(address);
+  std::vector<std::int64_t>& layouts = reading.layouts;
+  layouts.push_back((static_cast<std::int64_t>(read.device.device_type) << 32) |
+                    read.device.device_id);
+  layouts.push_back((static_cast<std::int64_t>(read.ndim) << 32) | (read.dtype.code << 16) |
+                    read.dtype.bits);
+  layouts.insert(layouts.end(), read.shape, read.shape + read.ndim);
+  layouts.insert(layouts.end(), read.strides, read.strides + read.ndim);
+  const bool is_negated = before != nullptr && before->address == address
+                              ? before->is_negated
+                              : call(is_neg_, read_from).ptr() == Py_True;
+  layouts.push_back(is_negated);
+  if (read.dtype.code == kComplex) {
+    layouts.push_back(call(is_conj_, read_from).ptr() == Py_True);
   }
-
-  py::bytes addresses(const py::handle& then = {}) const { return as_bytes(addresses_, then); }
-  py::bytes layouts(const py::handle& then) const { return as_bytes(layouts_, then); }
-  std::ptrdiff_t nulls() const { return std::count(addresses_.begin(), addresses_.end(), 0); }
-
- private:
-  Seen add_local(PyObject* tensor, const Seen* before) {
-    constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
-    DLTensor read;
-    if (gatherer_.api_->dltensor_from_py_object_no_sync(tensor, &read) != 0) {
-      throw py::error_already_set();
-    }
-    const auto address =
-        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(read.data) + read.byte_offset);
-    addresses_.push_back(address);
-    layouts_.push_back((static_cast<std::int64_t>(read.device.device_type) << 32) |
-                       read.device.device_id);
-    layouts_.push_back((static_cast<std::int64_t>(read.ndim) << 32) | (read.dtype.code << 16) |
-                       read.dtype.bits);
-    layouts_.insert(layouts_.end(), read.shape, read.shape + read.ndim);
-    layouts_.insert(layouts_.end(), read.strides, read.strides + read.ndim);
-    const bool is_negated = before != nullptr && before->address == address
-                                ? before->is_negated
-                                : call(gatherer_.is_neg_, tensor).ptr() == Py_True;
-    layouts_.push_back(is_negated);
-    if (read.dtype.code == kComplex) {
-      layouts_.push_back(call(gatherer_.is_conj_, tensor).ptr() == Py_True);
-    }
-    return {tensor, read.shape, address, is_negated};
-  }
-
-  const Gatherer& gatherer_;
-  const py::object& dtensor_;
-  std::vector<std::int64_t> addresses_;
-  std::vector<std::int64_t> layouts_;
-};
+  return {tensor, read.shape, address, is_negated};
+}
 
 Gatherer::Gatherer(const py::object& tensor_class)
     : is_neg_(tensor_class.attr("is_neg")),
@@ -195,27 +168,19 @@ bool Gatherer::is_same_grad(const SeenPair& before, PyObject* grad) {
   return now == grad;
 }
 
-py::object Gatherer::new_grad_ref(const SeenPair* before, PyObject* grad) const {
-  if (grads_move_ || before == nullptr || before->grad.object != grad) return {};
-  return before->grad_ref ? before->grad_ref : checked(PyWeakref_NewRef(grad, nullptr));
-}
-
 py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
                            const py::object& dtensor) {
   Members members(then);
   py::list grads;
-  Reading read_params(*this, dtensor);
-  Reading read_grads(*this, dtensor);
+  params_.clear();
+  grads_.clear();
   bool readable = true;
-  std::vector<SeenPair> seen;
-  seen.reserve(seen_.size());
-  read_params.reserve(seen_.size());
-  read_grads.reserve(seen_.size());
+  std::size_t count = 0;  // of those read so far; what seen_ has behind that is of the last pass
   for (std::size_t group = 0; group < param_lists.size(); ++group) {
     const py::int_ group_index(group);
     for (const py::handle param : py::cast<py::list>(param_lists[group])) {
-      if (seen.size() + kPrefetchAhead < seen_.size()) {
-        const SeenPair& ahead = seen_[seen.size() + kPrefetchAhead];
+      if (count + kPrefetchAhead < seen_.size()) {
+        const SeenPair& ahead = seen_[count + kPrefetchAhead];
         for (const Seen* one : {&ahead.param, &ahead.grad}) {
           prefetch(one->object);
           prefetch(one->place);
@@ -227,29 +192,36 @@ py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
       grads.append(grad);
       if (!readable) continue;
       try {
+        if (count == seen_.size()) seen_.emplace_back();
+        SeenPair& seen = seen_[count];
         // Parameters live on in `then`, so that one at the same place is the same.
-        const SeenPair* before = seen.size() < seen_.size() ? &seen_[seen.size()] : nullptr;
-        const bool same = before != nullptr && before->param.object == param.ptr();
-        const bool same_grad = before != nullptr && is_same_grad(*before, grad.ptr());
-        const Seen read_param = read_params.add(param.ptr(), same ? &before->param : nullptr);
-        const Seen read_grad = read_grads.add(grad.ptr(), same_grad ? &before->grad : nullptr);
-        seen.push_back({read_param, read_grad, new_grad_ref(before, grad.ptr())});
+        const bool same = seen.param.object == param.ptr();
+        const bool same_grad = is_same_grad(seen, grad.ptr());
+        seen.param = read(param.ptr(), dtensor, same ? &seen.param : nullptr, params_);
+        if (seen.grad.object != grad.ptr() || grads_move_) {
+          seen.grad_ref = {};
+        } else if (!same_grad) {
+          seen.grad_ref = checked(PyWeakref_NewRef(grad.ptr(), nullptr));
+        }
+        seen.grad = read(grad.ptr(), dtensor, same_grad ? &seen.grad : nullptr, grads_);
+        ++count;
       } catch (const py::error_already_set&) {
         readable = false;  // a sparse gradient, say; whoever makes buckets says what is wrong
       }
     }
   }
-  seen_ = std::move(seen);
+  seen_.resize(count);
   const auto [params, group_indices] = members.lists();
   if (!readable) return py::make_tuple(params, grads, group_indices);
   const py::object none = py::none();
   const py::object then_param = then.is_none() ? none : then.attr("param_reading");
   const py::object then_grad = then.is_none() ? none : then.attr("grad_layouts");
   py::tuple reading = then_param.is_none() ? py::make_tuple(none, none) : py::tuple(then_param);
-  const py::bytes addresses = read_params.addresses(reading[0]);
-  const py::bytes layouts = read_params.layouts(reading[1]);
+  const py::bytes addresses = as_bytes(params_.addresses, reading[0]);
+  const py::bytes layouts = as_bytes(params_.layouts, reading[1]);
+  const auto nulls = std::count(grads_.addresses.begin(), grads_.addresses.end(), 0);
   return py::make_tuple(params, grads, group_indices, py::make_tuple(addresses, layouts),
-                        read_grads.layouts(then_grad), read_grads.addresses(), read_grads.nulls());
+                        as_bytes(grads_.layouts, then_grad), as_bytes(grads_.addresses), nulls);
 }
 
 py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& keys,

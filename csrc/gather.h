@@ -33,27 +33,36 @@ class Gatherer {
                             const py::object& dtensor) const;
 
  private:
-  class Reading;
-
   bool is_dtensor(PyObject* tensor, const py::object& dtensor) const;
   // The tensor, or the local one in a DTensor.
   py::object local(PyObject* tensor, const py::object& dtensor) const;
 
   // What a pass keeps of a tensor for the next one.
   struct Seen {
-    PyObject* object;
-    const void* place;  // inside the tensor's own memory
-    std::int64_t address;
-    bool is_negated;
+    PyObject* object = nullptr;
+    const void* place = nullptr;  // inside the tensor's own memory
+    std::int64_t address = 0;
+    bool is_negated = false;
   };
   struct SeenPair {
     Seen param;
     Seen grad;
     py::object grad_ref;  // a weak one, or null: whether the gradient still is that object
   };
+  // What is read of a list of tensors.
+  struct Reading {
+    std::vector<std::int64_t> addresses;
+    std::vector<std::int64_t> layouts;
+
+    void clear() {
+      addresses.clear();
+      layouts.clear();
+    }
+  };
 
   bool is_same_grad(const SeenPair& before, PyObject* grad);
-  py::object new_grad_ref(const SeenPair* before, PyObject* grad) const;
+  Seen read(PyObject* tensor, const py::object& dtensor, const Seen* before,
+            Reading& reading) const;
 
   const DLPackExchangeAPI* api_;
   py::object is_neg_;
@@ -63,6 +72,8 @@ class Gatherer {
   py::str local_tensor_;
   py::str spec_;
   std::vector<SeenPair> seen_;
+  Reading params_;  // kept for their memory, like grads_
+  Reading grads_;
   bool grads_move_ = false;  // a gradient that was there twice was gone the third time
 };
 
