@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo bench test lint types tests \
+.PHONY: help demo bench bench-gpu test lint types tests \
 	test-build test-sanitize test-interpret test-compile test-cuda test-clients \
 	test-gpu test-gpu-sanitize kernel-tables clean
 
@@ -20,7 +20,8 @@ help:
 	@echo "make test-clients   Accelerate, transformers and Lightning train with it"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
-	@echo "make bench          time of a step beside torch.optim's, on this CPU"
+	@echo "make bench          time of a step beside torch.optim's and others', on this CPU"
+	@echo "make bench-gpu      the same on a GPU, with the Python that is there"
 	@echo "make clean          remove what these made"
 
 # Installs anew when sources of the native module or the requirements have changed.
@@ -34,15 +35,28 @@ $(READY): requirements-dev.txt pyproject.toml setup.py $(wildcard csrc/*)
 demo: $(READY)
 	$(BIN)/python -m benchmarks.digits
 
+# Both benchmarks in one process; what they found goes to $(OUT) as JSON, tables and a plot.
+OUT ?= out
+BENCHMARK = -m pytest -p no:xdist --benchmark-disable-gc --benchmark-quiet
 bench: $(READY)
-	$(BIN)/python -m benchmarks.step_time
+	@mkdir -p $(OUT)
+	$(BIN)/python $(BENCHMARK) benchmarks --benchmark-json=$(OUT)/step-cpu.json
+	$(BIN)/python -m benchmarks.report $(OUT)/step-cpu.json --out $(OUT) --command "make bench"
+
+# With the Python of a GPU machine, like test-gpu. The report needs rich and matplotlib; where they
+# are missing, it can be made elsewhere.
+bench-gpu:
+	@mkdir -p $(OUT)
+	$(PYTHON) $(BENCHMARK) benchmarks --turns 3 --benchmark-json=$(OUT)/step-gpu.json
+	$(PYTHON) -m benchmarks.report $(OUT)/step-gpu.json --out $(OUT) --command "make bench-gpu" \
+		|| echo "For tables: python -m benchmarks.report $(OUT)/step-gpu.json, where rich is installed"
 
 test: lint types tests
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/*.cu
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/*.cu benchmarks/*.cpp
 
 types: $(READY)
 	$(BIN)/mypy

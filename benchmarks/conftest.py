@@ -1,8 +1,10 @@
 """Options of the benchmarks, and what the report says of the machine."""
 
+import gc
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+import pytest
 import torch
 
 from benchmarks.measure import ON_GPU
@@ -13,10 +15,22 @@ PACKAGES = ("padam_ext", "torch", "triton", "pytorch-optimizer", "torch-optimi")
 
 def pytest_addoption(parser):
     """How much is measured."""
-    parser.addoption("--turns", type=int, default=3, help="of each implementation (default 3)")
+    parser.addoption("--turns", type=int, default=6, help="of each implementation (default 6)")
     parser.addoption(
         "--every-dtype", action="store_true", help="bfloat16 for all workloads (default on a GPU)"
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules_out_of_the_way():
+    """What has been imported by now is not looked through again and again for garbage."""
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def free_memory():
+    """Of the test before: optimizers are parts of cycles."""
+    gc.collect()
 
 
 def pytest_benchmark_update_machine_info(config, machine_info):

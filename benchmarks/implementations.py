@@ -45,6 +45,8 @@ class Implementation:
         half_states: whether parameters of half types have moments of their own type, where
             FusedPadam has float32.
         package: what has to be installed, beside what the project itself needs.
+        fused: whether it makes one pass over memory. Others are several times slower, which takes
+            fewer turns to tell.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Implementation:
     options: dict[str, Any] = field(default_factory=lambda: _PADAM)
     half_states: bool = False
     package: str | None = None
+    fused: bool = False
 
     def is_installed(self) -> bool:
         """Whether it can be measured here."""
@@ -99,6 +102,7 @@ def _fused_padam(backend: str, partial: float) -> Implementation:
         f"FusedPadam, {backend}" + (f", p={partial:g}" if partial != 1 / 8 else ""),
         lambda params: FusedPadam(params, **OPTIONS, partial=partial, backend=backend).step,
         _PADAM | {"partial": partial},
+        fused=True,
     )
 
 
@@ -108,6 +112,7 @@ def _torch_amsgrad(form: str, **arguments: bool) -> Implementation:
         lambda params: torch.optim.Adam(params, amsgrad=True, **OPTIONS, **arguments).step,
         _AMSGRAD,
         half_states=True,
+        fused=arguments.get("fused", False),
     )
 
 

@@ -12,6 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.plain_loop import plain_loop
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type != "cpu"
 
@@ -52,10 +54,24 @@ def copy_bandwidth() -> float:
     numel = 2**28 if ON_GPU else 2**25
     source = torch.zeros(numel, dtype=torch.float32, device=DEVICE)
     target = torch.empty_like(source)
-    for _ in range(3):
-        target.copy_(source)
-    times = [seconds_of(lambda: target.copy_(source)) for _ in range(15)]
-    return 2 * numel * source.itemsize / median(times)
+    return 2 * numel * source.itemsize / _median_seconds(lambda: target.copy_(source))
+
+
+@cache
+def bandwidth() -> float:
+    """Bytes per second that a step could move at best.
+
+    On a GPU those of a copy. On the CPU those of a plain loop that reads five large arrays and
+    writes four of them: a copy there has to read its target, too, which nobody counts.
+    """
+    if ON_GPU:
+        return copy_bandwidth()
+    arrays = [torch.zeros(2**24, dtype=torch.float32) for _ in range(5)]
+    return 9 * arrays[0].nbytes / _median_seconds(plain_loop(arrays))
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    return median([seconds_of(work) for _ in range(18)][3:])
 
 
 class _Count(TorchDispatchMode):

@@ -13,8 +13,9 @@ from torch.nn import Parameter
 
 import oracle
 from benchmarks.implementations import Implementation, Step
+from benchmarks.measure import seconds_of
 
-_SAMPLED = 65536  # elements of all tensors together, but at least eight of each
+_SAMPLED = 65536  # elements of all tensors together, but at least sixteen of each
 # The second gradient is this much smaller, so that v falls below its maximum.
 _SHRINKING = 2.0**-10
 _STEPS = 2
@@ -25,9 +26,9 @@ class Sample:
 
     def __init__(self, tensors: list[Parameter]) -> None:
         """Chooses them, evenly spaced."""
-        each = max(8, _SAMPLED // len(tensors))
+        each = max(16, _SAMPLED // len(tensors))
         self._places = [
-            torch.arange(t.numel(), device=t.device)
+            None  # all of it
             if t.numel() <= each
             else torch.linspace(0, t.numel() - 1, each, dtype=torch.float64).long().to(t.device)
             for t in tensors
@@ -35,12 +36,18 @@ class Sample:
 
     def __call__(self, tensors: list[Tensor]) -> np.ndarray:
         """The elements of all tensors, one after the other."""
-        chosen = [t.detach().reshape(-1)[at] for t, at in zip(tensors, self._places, strict=True)]
+        chosen = [
+            t.detach().reshape(-1) if at is None else t.detach().reshape(-1)[at]
+            for t, at in zip(tensors, self._places, strict=True)
+        ]
         return oracle.exact(torch.cat(chosen).double().cpu().numpy())
 
 
-def verify(implementation: Implementation, params: list[Parameter], step: Step) -> None:
+def verify(implementation: Implementation, params: list[Parameter], step: Step) -> float:
     """Makes the first two steps and checks them.
+
+    Returns:
+        How many seconds the last of them took.
 
     Raises:
         AssertionError: an element is not where the specification puts it.
@@ -55,7 +62,7 @@ def verify(implementation: Implementation, params: list[Parameter], step: Step) 
     m = v = h = np.zeros_like(sample(params))
     for count in range(1, _STEPS + 1):
         before, g = sample(params), sample(grads)
-        step()
+        seconds = seconds_of(step)
         want = oracle.padam(before, g, m, v, h, count, implementation.options)
         m, v, h = want.m, want.v, want.h
         tolerance = of_the_step * abs(want.x - before)
@@ -71,3 +78,4 @@ def verify(implementation: Implementation, params: list[Parameter], step: Step) 
             )
         torch._foreach_mul_(grads, _SHRINKING)
     torch._foreach_mul_(grads, _SHRINKING**-_STEPS)
+    return seconds

@@ -128,16 +128,17 @@ def elements(shapes: list[Shape]) -> int:
     return sum(map(math.prod, shapes))
 
 
-def scaled(shapes: list[Shape], most: int) -> tuple[list[Shape], int]:
-    """A list of at most about `most` elements, and the number its first dimensions were divided by.
+def scaled(shapes: list[Shape], target: int) -> tuple[list[Shape], int]:
+    """A list of at most about `target` elements, and what its first dimensions were divided by.
 
     Rounding up may leave it a little larger, where many tensors have a small first dimension.
     """
-    divisor = -(-elements(shapes) // most)
+    divisor = -(-elements(shapes) // target)
     return [(-(-first // divisor), *rest) for first, *rest in shapes], divisor
 
 
 @cache
-def workload(name: str, most: int) -> tuple[list[Shape], int]:
-    """The shapes of a workload, scaled down to `most` elements, and the divisor."""
-    return scaled(WORKLOADS[name](), most)
+def workload(name: str, most: int, target: int) -> tuple[list[Shape], int]:
+    """A workload, scaled down to `target` if it has more than `most` elements, and the divisor."""
+    shapes = WORKLOADS[name]()
+    return scaled(shapes, target) if elements(shapes) > most else (shapes, 1)

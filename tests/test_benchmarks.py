@@ -1,0 +1,156 @@
+"""The benchmarks themselves: their lists, their verification, their report. Nothing is timed."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks import report
+from benchmarks.implementations import implementations
+from benchmarks.test_step_benchmark import make_params, rotated
+from benchmarks.verification import verify
+from benchmarks.workloads import WORKLOADS, elements, scaled, workload
+from checking import INTERPRETED
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="of what runs here nothing is interpreted")
+SHAPES = [(3, 5), (1,), (70,), (2, 3, 4)]
+
+# Elements and tensors as the models' own libraries count them.
+COUNTS = {
+    "1 x 100M": (100_000_000, 1),
+    "1 x 16M": (16_000_000, 1),
+    "1000 x 1024": (1_024_000, 1000),
+    "10000 x 10": (100_000, 10_000),
+    "ResNet-18": (11_689_512, 62),
+    "ResNet-50": (25_557_032, 161),
+    "VGG-16": (138_357_544, 32),
+    "WRN-16-4": (2_748_890, 44),
+    "LSTM, 2 layers": (19_780_400, 11),
+    "GPT-2 124M": (124_439_808, 148),
+    "GPT-2 1.5B": (1_557_611_200, 580),
+    "Llama-3-8B layer": (218_112_000, 9),
+    "Llama-3-8B": (8_030_261_248, 291),
+}
+
+
+def test_workloads_have_the_shapes_of_their_models():
+    found = {name: (elements(shapes()), len(shapes())) for name, shapes in WORKLOADS.items()}
+    assert found == COUNTS
+
+
+def test_scaling_divides_first_dimensions():
+    assert scaled([(7, 5), (1,)], 20) == ([(4, 5), (1,)], 2)
+    assert workload("ResNet-18", 16_000_000, 8_000_000)[1] == 1
+    shapes, divisor = workload("VGG-16", 16_000_000, 8_000_000)
+    assert divisor == 18
+    assert len(shapes) == 32
+    assert elements(shapes) == pytest.approx(8_000_000, rel=0.1)
+
+
+@pytest.mark.filterwarnings("default::UserWarning", "default::FutureWarning")  # other people's
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("implementation", implementations("cpu"), ids=lambda i: i.name)
+def test_each_implementation_passes_its_verification(implementation, dtype):
+    params = make_params(SHAPES, dtype)
+    grads = [param.grad.clone() for param in params]
+    assert verify(implementation, params, implementation.make(params)) > 0
+    if implementation.package is None:  # others add weight decay to the gradients themselves
+        assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True))
+
+
+@pytest.mark.parametrize("fault", ["lr", "amsgrad", "weight_decay", "last tensor", "no step"])
+def test_verification_finds_a_fault(fault):
+    implementation = implementations("cpu")[0]
+    params = make_params(SHAPES, torch.float32)
+    step = implementation.make(params[:-1] if fault == "last tensor" else params)
+    group = step.__self__.param_groups[0]
+    if fault == "amsgrad":
+        group["amsgrad"] = False
+    elif fault in group:
+        group[fault] *= 2
+    with pytest.raises(AssertionError, match=r"FusedPadam, cpu, step [12]: \d+ of"):
+        verify(implementation, params, (lambda: None) if fault == "no step" else step)
+
+
+def test_bytes_that_must_move():
+    one = {i.name: i for i in implementations("cpu")}
+    dtypes = (torch.float32, torch.bfloat16)
+    for name, expected in (
+        ("FusedPadam, cpu", [36, 30]),
+        ("torch AMSGrad, fused", [36, 18]),
+        ("torch-optimi Adam", [28, 14]),
+    ):
+        assert [one[name].bytes_per_element(dtype) for dtype in dtypes] == expected
+
+
+def test_every_turn_begins_with_another():
+    assert [rotated([1, 2, 3], turn) for turn in (0, 1, 5)] == [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+
+
+def result(implementation, times, **info):
+    info = {
+        "workload": "WRN-16-4", "dtype": "float32", "tensors": 44, "elements": 1000, "divisor": 1,
+        "bytes": 36_000, "copy_bandwidth": 1e7, "bandwidth": 2e7, "launches": 1,
+        "peak_memory": None, "implementation": implementation, **info,
+    }  # fmt: skip
+    return {"extra_info": info, "stats": {"data": times}}
+
+
+def test_turns_are_put_together_and_held_against_ours():
+    later = result("FusedPadam, cpu", [0.004, 0.004, 0.006])
+    del later["extra_info"]["launches"]
+    rows = report.collect(
+        [
+            result("FusedPadam, cpu", [0.002, 0.004]),
+            result("FusedPadam, cpu, p=0.3", [0.005]),
+            result("Padam, eager loop", [0.04]),
+            later,
+        ]
+    )
+    assert [row.seconds for row in rows] == [0.004, 0.005, 0.04]
+    assert rows[0].gigabytes_per_second == pytest.approx(0.009)
+    assert (rows[0].bandwidth_fraction, rows[0].copy_fraction) == pytest.approx((0.45, 0.9))
+    (cells,) = zip(*(column.cells for column in report.ratios(rows).columns), strict=True)
+    assert cells == ("WRN-16-4, float32", "4 ms", "0.45", "1.25", "10.00")
+
+
+def test_on_a_gpu_the_report_has_the_time_of_the_device():
+    (row,) = report.collect([result("FusedPadam, triton", [0.001], device_seconds=0.002)])
+    assert (row.seconds, row.host_seconds) == (0.002, 0.001)
+
+
+def test_a_small_run_from_measurement_to_report(tmp_path):
+    """Both benchmarks as `make bench` calls them, with little to do."""
+    results = tmp_path / "step.json"
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "benchmarks", "--turns", "1",
+               "-k", "(WRN and (FusedPadam or eager)) or (host and 1000-0 and keep)",
+               f"--benchmark-json={results}"]  # fmt: skip
+    # pytest-benchmark takes it for a run of pytest-xdist's if that started this process.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert len(json.loads(results.read_text())["benchmarks"]) == 4 + 3
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.report",
+            results,
+            "--out",
+            tmp_path,
+            "--command",
+            "this",
+        ],
+        check=True,
+    )
+    markdown = (tmp_path / "step.md").read_text()
+    for expected in ("by `this`", "torch 2.", "| WRN-16-4, float32 ", "| 1000 x 8 "):
+        assert expected in markdown
+    with (tmp_path / "step.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["implementation"] for row in rows} >= {"FusedPadam, cpu", "Padam, eager loop"}
+    assert (tmp_path / "step.png").stat().st_size > 10_000
