@@ -81,6 +81,29 @@ def environment(tmp_path):
     return Environment(tmp_path / "env")
 
 
+# First, since it takes longest: pytest-xdist deals tests out in the order of this file.
+def test_an_editable_install(environment, tmp_path):
+    run("git", "clone", "--quiet", ROOT, tmp_path / "clone")
+    # With CUDA code where that can be built; it needs no driver.
+    built = environment.install(
+        "-e", tmp_path / "clone", PADAM_EXT_BUILD="auto", PADAM_EXT_CUDA_ARCHS="9.0"
+    )
+    environment.lend_torch()
+    output = run(environment.python, "-W", "error", "-c", STEP)
+    assert str(tmp_path / "clone") in output
+    assert "('cpu', 'eager')" in output
+    output = run(environment.python, "-c", IMPORT_KERNELS)
+    assert str(tmp_path / "clone" / "kernels") in output
+    report = run(environment.python, "-m", "padam_ext")
+    if shutil.which("nvcc"):
+        assert "padam_ext: built the native CPU and CUDA module, by nvcc" in built
+        assert re.search(r"^CUDA +code for sm_90, by nvcc ", report, re.MULTILINE)
+        assert "cuda     not available: this torch is for the CPU only" in report
+    else:
+        assert "no CUDA compiler was found" in built
+        assert re.search(r"^CUDA +not built in", report, re.MULTILINE)
+
+
 @uses_sdist
 def test_the_sdist_holds_what_a_build_needs(sdist):
     with tarfile.open(sdist) as archive:
@@ -156,25 +179,3 @@ def test_a_pure_python_install_works_and_says_so(sdist, environment):
     assert "the native module was not built" in output  # the warning
     report = run(environment.python, "-m", "padam_ext")
     assert "cpu      not available: the native module was not built" in report
-
-
-def test_an_editable_install(environment, tmp_path):
-    run("git", "clone", "--quiet", ROOT, tmp_path / "clone")
-    # With CUDA code where that can be built; it needs no driver.
-    built = environment.install(
-        "-e", tmp_path / "clone", PADAM_EXT_BUILD="auto", PADAM_EXT_CUDA_ARCHS="9.0"
-    )
-    environment.lend_torch()
-    output = run(environment.python, "-W", "error", "-c", STEP)
-    assert str(tmp_path / "clone") in output
-    assert "('cpu', 'eager')" in output
-    output = run(environment.python, "-c", IMPORT_KERNELS)
-    assert str(tmp_path / "clone" / "kernels") in output
-    report = run(environment.python, "-m", "padam_ext")
-    if shutil.which("nvcc"):
-        assert "padam_ext: built the native CPU and CUDA module, by nvcc" in built
-        assert re.search(r"^CUDA +code for sm_90, by nvcc ", report, re.MULTILINE)
-        assert "cuda     not available: this torch is for the CPU only" in report
-    else:
-        assert "no CUDA compiler was found" in built
-        assert re.search(r"^CUDA +not built in", report, re.MULTILINE)
