@@ -7,7 +7,7 @@ specification, describes it, so that it can be verified before it is timed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,6 +47,7 @@ class Implementation:
         package: what has to be installed, beside what the project itself needs.
         fused: whether it makes one pass over memory. Others are several times slower, which takes
             fewer turns to tell.
+        max_grad_norm: what all gradients together are clipped to in each step, if they are.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Implementation:
     half_states: bool = False
     package: str | None = None
     fused: bool = False
+    max_grad_norm: float | None = None
 
     def is_installed(self) -> bool:
         """Whether it can be measured here."""
@@ -114,6 +116,32 @@ def _torch_amsgrad(form: str, **arguments: bool) -> Implementation:
         half_states=True,
         fused=arguments.get("fused", False),
     )
+
+
+def clipped(device_type: str) -> list[Implementation]:
+    """A step with clipping: FusedPadam's own, and PyTorch's before fused AMSGrad."""
+
+    def make(backend: str) -> Callable[[Params], Step]:
+        return lambda params: (
+            FusedPadam(params, **OPTIONS, partial=1 / 8, backend=backend, max_grad_norm=1.0).step
+        )
+
+    def clip_and_step(params: Params) -> Step:
+        step = torch.optim.Adam(params, amsgrad=True, fused=True, **OPTIONS).step
+
+        def both() -> None:
+            torch.nn.utils.clip_grad_norm_(params, 1.0)
+            step()
+
+        return both
+
+    ours = [
+        replace(implementation, make=make(implementation.name.removeprefix("FusedPadam, ")))
+        for implementation in implementations(device_type)
+        if implementation.name.startswith("FusedPadam") and "p=" not in implementation.name
+    ]
+    theirs = replace(_torch_amsgrad("fused", fused=True), make=clip_and_step)
+    return [replace(implementation, max_grad_norm=1.0) for implementation in [*ours, theirs]]
 
 
 def _pytorch_optimizer(params: Params) -> Step:

@@ -18,7 +18,7 @@ import torch
 from torch.nn import Parameter
 
 from benchmarks import measure
-from benchmarks.implementations import OPTIONS, Implementation, implementations
+from benchmarks.implementations import OPTIONS, Implementation, clipped, implementations
 from benchmarks.plain_loop import plain_loop
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, Shape, elements, workload
@@ -31,6 +31,7 @@ BYTES_PER_ELEMENT = 48
 # Workloads that on the CPU have bfloat16 parameters, too, and one that is much like another there.
 HALF_ON_CPU = ("1 x 16M", "ResNet-18")
 NOT_ON_CPU = ("1 x 100M",)
+CLIPPED = ("1000 x 1024", "1 x 16M")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,13 @@ class Case:
     @property
     def group(self) -> str:
         """What is compared with one another."""
-        return f"{self.workload}, {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.title}, {str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def title(self) -> str:
+        """The workload and what else is done in a step."""
+        is_clipped = self.implementation.max_grad_norm is not None
+        return f"{self.workload}, clipped" if is_clipped else self.workload
 
 
 def pytest_generate_tests(metafunc):
@@ -54,16 +61,22 @@ def pytest_generate_tests(metafunc):
         return
     installed = [i for i in implementations(measure.DEVICE.type) if i.is_installed()]
     every_dtype = measure.ON_GPU or metafunc.config.getoption("--every-dtype")
+    turns = range(metafunc.config.getoption("--turns"))
     cases = [
         Case(name, dtype, implementation, turn)
         for name in WORKLOADS
         if measure.ON_GPU or name not in NOT_ON_CPU
         for dtype in (torch.float32, torch.bfloat16)
         if dtype == torch.float32 or every_dtype or name in HALF_ON_CPU
-        for turn in range(metafunc.config.getoption("--turns"))
+        for turn in turns
         for implementation in installed[turn % len(installed) :]
         + installed[: turn % len(installed)]
         if implementation.fused or turn % TURNS_OF_UNFUSED == 0
+    ] + [
+        Case(name, torch.float32, implementation, turn)
+        for name in CLIPPED
+        for turn in turns
+        for implementation in rotated(clipped(measure.DEVICE.type), turn)
     ]
     ids = [f"{case.group}, {case.implementation.name}, turn {case.turn}" for case in cases]
     metafunc.parametrize("case", cases, ids=ids)
@@ -111,7 +124,7 @@ def test_step(benchmark, case):
     count = min(max(int(SECONDS_PER_TURN / seconds), 2), 20)
     info = benchmark.extra_info
     info.update(
-        workload=case.workload,
+        workload=case.title,
         dtype=str(case.dtype).removeprefix("torch."),
         implementation=case.implementation.name,
         tensors=len(shapes),

@@ -62,6 +62,9 @@ def verify(implementation: Implementation, params: list[Parameter], step: Step) 
     m = v = h = np.zeros_like(sample(params))
     for count in range(1, _STEPS + 1):
         before, g = sample(params), sample(grads)
+        if implementation.max_grad_norm is not None:
+            norm = float(torch.stack([grad.double().norm() for grad in grads]).norm())
+            g = g * min(1.0, implementation.max_grad_norm / (norm + 1e-6))
         seconds = seconds_of(step)
         want = oracle.padam(before, g, m, v, h, count, implementation.options)
         m, v, h = want.m, want.v, want.h

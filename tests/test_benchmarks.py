@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import report
-from benchmarks.implementations import implementations
+from benchmarks.implementations import clipped, implementations
 from benchmarks.test_step_benchmark import make_params, rotated
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, elements, scaled, workload
@@ -53,12 +53,16 @@ def test_scaling_divides_first_dimensions():
 
 @pytest.mark.filterwarnings("default::UserWarning", "default::FutureWarning")  # other people's
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("implementation", implementations("cpu"), ids=lambda i: i.name)
+@pytest.mark.parametrize(
+    "implementation",
+    [*implementations("cpu"), *clipped("cpu")],
+    ids=lambda i: i.name + ", clipped" * (i.max_grad_norm is not None),
+)
 def test_each_implementation_passes_its_verification(implementation, dtype):
     params = make_params(SHAPES, dtype)
     grads = [param.grad.clone() for param in params]
     assert verify(implementation, params, implementation.make(params)) > 0
-    if implementation.package is None:  # others add weight decay to the gradients themselves
+    if implementation.name.startswith(("FusedPadam", "Padam")):  # others write to gradients
         assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True))
 
 
