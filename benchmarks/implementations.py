@@ -118,19 +118,21 @@ def _torch_amsgrad(form: str, **arguments: bool) -> Implementation:
     )
 
 
-def clipped(device_type: str) -> list[Implementation]:
+def clipped(device_type: str, max_norm: float) -> list[Implementation]:
     """A step with clipping: FusedPadam's own, and PyTorch's before fused AMSGrad."""
 
     def make(backend: str) -> Callable[[Params], Step]:
         return lambda params: (
-            FusedPadam(params, **OPTIONS, partial=1 / 8, backend=backend, max_grad_norm=1.0).step
+            FusedPadam(
+                params, **OPTIONS, partial=1 / 8, backend=backend, max_grad_norm=max_norm
+            ).step
         )
 
     def clip_and_step(params: Params) -> Step:
         step = torch.optim.Adam(params, amsgrad=True, fused=True, **OPTIONS).step
 
         def both() -> None:
-            torch.nn.utils.clip_grad_norm_(params, 1.0)
+            torch.nn.utils.clip_grad_norm_(params, max_norm)
             step()
 
         return both
@@ -141,7 +143,7 @@ def clipped(device_type: str) -> list[Implementation]:
         if implementation.name.startswith("FusedPadam") and "p=" not in implementation.name
     ]
     theirs = replace(_torch_amsgrad("fused", fused=True), make=clip_and_step)
-    return [replace(implementation, max_grad_norm=1.0) for implementation in [*ours, theirs]]
+    return [replace(implementation, max_grad_norm=max_norm) for implementation in [*ours, theirs]]
 
 
 def _pytorch_optimizer(params: Params) -> Step:
