@@ -23,6 +23,7 @@ help:
 	@echo "make bench          time of a step beside torch.optim's and others', on this CPU"
 	@echo "make bench-gpu      the same on a GPU, with the Python that is there"
 	@echo "make clean          remove what these made"
+	@echo "Variables: VENV=.venv, PYTHON=python3, OUT=out (reports of the benchmarks)"
 
 # Installs anew when sources of the native module or the requirements have changed.
 $(READY): requirements-dev.txt pyproject.toml setup.py $(wildcard csrc/*)
@@ -40,16 +41,22 @@ OUT ?= out
 BENCHMARK = -m pytest -p no:xdist --benchmark-disable-gc --benchmark-quiet
 bench: $(READY)
 	@mkdir -p $(OUT)
-	$(BIN)/python $(BENCHMARK) benchmarks --benchmark-json=$(OUT)/step-cpu.json
-	$(BIN)/python -m benchmarks.report $(OUT)/step-cpu.json --out $(OUT) --command "make bench"
+	@echo "About five minutes; tables and a plot in $(OUT) at the end. First the host's time:"
+	@status=0; \
+	$(BIN)/python $(BENCHMARK) benchmarks --benchmark-json=$(OUT)/step-cpu.json || status=$$?; \
+	$(BIN)/python -m benchmarks.report $(OUT)/step-cpu.json --out $(OUT) --command "make bench"; \
+	exit $$status
 
-# With the Python of a GPU machine, like test-gpu. The report needs rich and matplotlib; where they
-# are missing, it can be made elsewhere.
+# With the Python of a GPU machine, like test-gpu; the package must be installed there. The report
+# needs rich and matplotlib; where they are missing, it can be made elsewhere.
 bench-gpu:
 	@mkdir -p $(OUT)
-	$(PYTHON) $(BENCHMARK) benchmarks --turns 3 --benchmark-json=$(OUT)/step-gpu.json
-	$(PYTHON) -m benchmarks.report $(OUT)/step-gpu.json --out $(OUT) --command "make bench-gpu" \
-		|| echo "For tables: python -m benchmarks.report $(OUT)/step-gpu.json, where rich is installed"
+	@status=0; \
+	$(PYTHON) $(BENCHMARK) benchmarks --turns 3 --benchmark-json=$(OUT)/step-gpu.json || status=$$?; \
+	$(PYTHON) -c "import matplotlib, rich" && \
+	$(PYTHON) -m benchmarks.report $(OUT)/step-gpu.json --out $(OUT) --command "make bench-gpu" || \
+	echo "For tables: python -m benchmarks.report $(OUT)/step-gpu.json, where rich is installed"; \
+	exit $$status
 
 test: lint types tests
 

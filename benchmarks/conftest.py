@@ -2,12 +2,15 @@
 
 import gc
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
 
+from benchmarks import measure
 from benchmarks.measure import ON_GPU
+from padam_ext.backends import BACKENDS
 from padam_ext.native import simd_level
 
 PACKAGES = ("padam_ext", "torch", "triton", "pytorch-optimizer", "torch-optimi")
@@ -21,6 +24,14 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    """Without a kernel there is nothing to measure."""
+    missing = [b for b in BACKENDS if b.is_for(measure.DEVICE) and b.name != "eager"]
+    if all(b.unavailable_reason() for b in missing):
+        reasons = "; ".join(f"{b.name}: {b.unavailable_reason()}" for b in missing)
+        raise pytest.UsageError(f"no kernel of padam_ext can run on {measure.DEVICE} ({reasons})")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def modules_out_of_the_way():
     """What has been imported by now is not looked through again and again for garbage."""
@@ -29,7 +40,8 @@ def modules_out_of_the_way():
 
 @pytest.fixture(autouse=True)
 def free_memory():
-    """Of the test before: optimizers are parts of cycles."""
+    """Of the test before: optimizers are parts of cycles, and a failure keeps all that it saw."""
+    sys.last_value = sys.last_traceback = sys.last_exc = None
     gc.collect()
 
 

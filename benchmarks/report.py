@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Row:
     gigabytes_per_second: float
     bandwidth_fraction: float
     copy_fraction: float
-    launches: int
+    launches: int | None
     peak_memory: int | None
 
     @property
@@ -66,8 +67,8 @@ def collect(benchmarks: Benchmarks) -> list[Row]:
         host = median(time for benchmark in of_turns for time in benchmark["stats"]["data"])
         on_device = [info["device_seconds"] for info in infos if "device_seconds" in info]
         seconds = median(on_device) if on_device else host
-        first = next(info for info in infos if "launches" in info)
-        names = ("tensors", "elements", "divisor", "bytes", "launches", "peak_memory")
+        first = next((info for info in infos if "launches" in info), infos[0])
+        names = ("tensors", "elements", "divisor", "bytes")
         rows.append(
             Row(
                 *key,
@@ -76,6 +77,8 @@ def collect(benchmarks: Benchmarks) -> list[Row]:
                 gigabytes_per_second=first["bytes"] / seconds / 1e9,
                 bandwidth_fraction=first["bytes"] / seconds / first["bandwidth"],
                 copy_fraction=first["bytes"] / seconds / first["copy_bandwidth"],
+                launches=first.get("launches"),
+                peak_memory=first.get("peak_memory"),
                 **{name: first[name] for name in names},
             )
         )
@@ -90,25 +93,22 @@ def in_groups(rows: list[Row]) -> dict[str, dict[str, Row]]:
     return groups
 
 
-def ours(group: dict[str, Row]) -> Row:
-    """The row that the others are held against: FusedPadam's best backend, p = 1/8."""
-    return next(group[name] for name in OURS if name in group)
-
-
 def ratios(rows: list[Row]) -> Table:
     """How many times FusedPadam's step the others take."""
-    table = Table(title="Time of a step, as a multiple of FusedPadam's at p = 1/8")
+    names = {row.implementation for row in rows}
+    ours = next((name for name in OURS if name in names), OURS[-1])
+    table = Table(title=f"Time of a step, as a multiple of that of {ours}, p=1/8")
     table.add_column("workload")
-    table.add_column("FusedPadam", justify="right")
+    table.add_column(ours, justify="right")
     table.add_column("of the bandwidth", justify="right")
-    groups = in_groups(rows)
-    others = sorted(
-        {row.implementation for row in rows} - {ours(g).implementation for g in groups.values()}
-    )
+    others = sorted(names - {ours})
     for name in others:
         table.add_column(name, justify="right")
-    for title, group in groups.items():
-        one = ours(group)
+    for title, group in in_groups(rows).items():
+        if ours not in group:  # it failed
+            table.add_row(title)
+            continue
+        one = group[ours]
         table.add_row(
             title,
             f"{1000 * one.seconds:.3g} ms",
@@ -134,7 +134,7 @@ def host_overhead(benchmarks: Benchmarks) -> Table | None:
     table.add_column("ms", justify="right")
     table.add_column("times FusedPadam, cpu", justify="right")
     for (workload, change, implementation), data in times.items():
-        reference = median(times[workload, change, "FusedPadam, cpu"])
+        reference = median(times.get((workload, change, "FusedPadam, cpu"), [math.nan]))
         table.add_row(
             workload,
             change.replace("_", " "),
@@ -199,10 +199,14 @@ def write_csv(rows: list[Row], path: Path) -> None:
 def main() -> None:
     """Prints the tables and writes RESULTS.md, RESULTS.csv and RESULTS.png."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, help="what pytest-benchmark wrote as JSON")
     parser.add_argument("--out", type=Path, default=Path("out"), help="default %(default)s")
-    parser.add_argument("--command", default="pytest", help="what to say that measured")
+    parser.add_argument(
+        "--command", default="pytest", help="what measured, to be named in the report"
+    )
     options = parser.parse_args()
+    if not options.results.exists():
+        parser.error(f"there is no {options.results}; make bench writes out/step-cpu.json")
     results = json.loads(options.results.read_text())
     machine, benchmarks = results["machine_info"], results["benchmarks"]
     rows = collect(benchmarks)

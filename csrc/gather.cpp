@@ -45,7 +45,7 @@ py::bytes as_bytes(const std::vector<std::int64_t>& values, const py::handle& th
 }
 
 // The parameters that have a gradient, and their groups. As long as they are those of the last
-// pass no list is made; most steps hand out the last one's. Python has each small integer once.
+// pass no list is made; most steps hand out the last one's.
 class Members {
  public:
   explicit Members(const py::handle& then)
@@ -94,7 +94,8 @@ class Members {
 
 // `before` is what was read of this very object in the last pass, or null: torch lets go of the GIL
 // to tell whether a tensor is lazily negated, half the price of a reading, and an object that is
-// still at its address is as negated as it was.
+// still at its address is as negated as it was. (It would take `.data = torch._neg_view(...)` of
+// the same memory to be wrong.)
 Gatherer::Seen Gatherer::read(PyObject* tensor, const py::object& dtensor, const Seen* before,
                               Reading& reading) const {
   if (is_dtensor(tensor, dtensor)) {
@@ -172,15 +173,20 @@ py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
                            const py::object& dtensor) {
   Members members(then);
   py::list grads;
-  params_.clear();
-  grads_.clear();
+  // Taken out and put back: while torch is asked, another thread may make a pass, and begins anew.
+  std::vector<SeenPair> all_seen = std::exchange(seen_, {});
+  Reading read_params = std::exchange(params_, {});
+  Reading read_grads = std::exchange(grads_, {});
+  read_params.clear();
+  read_grads.clear();
   bool readable = true;
-  std::size_t count = 0;  // of those read so far; what seen_ has behind that is of the last pass
+  std::size_t count = 0;  // of those read so far; what all_seen has behind that is of the last pass
   for (std::size_t group = 0; group < param_lists.size(); ++group) {
-    const py::int_ group_index(group);
+    if (group == group_indices_.size()) group_indices_.emplace_back(group);
+    const py::int_ group_index = group_indices_[group];
     for (const py::handle param : py::cast<py::list>(param_lists[group])) {
-      if (count + kPrefetchAhead < seen_.size()) {
-        const SeenPair& ahead = seen_[count + kPrefetchAhead];
+      if (count + kPrefetchAhead < all_seen.size()) {
+        const SeenPair& ahead = all_seen[count + kPrefetchAhead];
         for (const Seen* one : {&ahead.param, &ahead.grad}) {
           prefetch(one->object);
           prefetch(one->place);
@@ -192,36 +198,41 @@ py::tuple Gatherer::gather(const py::list& param_lists, const py::object& then,
       grads.append(grad);
       if (!readable) continue;
       try {
-        if (count == seen_.size()) seen_.emplace_back();
-        SeenPair& seen = seen_[count];
+        if (count == all_seen.size()) all_seen.emplace_back();
+        SeenPair& seen = all_seen[count];
         // Parameters live on in `then`, so that one at the same place is the same.
         const bool same = seen.param.object == param.ptr();
         const bool same_grad = is_same_grad(seen, grad.ptr());
-        seen.param = read(param.ptr(), dtensor, same ? &seen.param : nullptr, params_);
+        seen.param = read(param.ptr(), dtensor, same ? &seen.param : nullptr, read_params);
         if (seen.grad.object != grad.ptr() || grads_move_) {
           seen.grad_ref = {};
         } else if (!same_grad) {
           seen.grad_ref = checked(PyWeakref_NewRef(grad.ptr(), nullptr));
         }
-        seen.grad = read(grad.ptr(), dtensor, same_grad ? &seen.grad : nullptr, grads_);
+        seen.grad = read(grad.ptr(), dtensor, same_grad ? &seen.grad : nullptr, read_grads);
         ++count;
       } catch (const py::error_already_set&) {
         readable = false;  // a sparse gradient, say; whoever makes buckets says what is wrong
       }
     }
   }
-  seen_.resize(count);
+  all_seen.resize(count);
+  seen_ = std::move(all_seen);
   const auto [params, group_indices] = members.lists();
   if (!readable) return py::make_tuple(params, grads, group_indices);
   const py::object none = py::none();
   const py::object then_param = then.is_none() ? none : then.attr("param_reading");
   const py::object then_grad = then.is_none() ? none : then.attr("grad_layouts");
   py::tuple reading = then_param.is_none() ? py::make_tuple(none, none) : py::tuple(then_param);
-  const py::bytes addresses = as_bytes(params_.addresses, reading[0]);
-  const py::bytes layouts = as_bytes(params_.layouts, reading[1]);
-  const auto nulls = std::count(grads_.addresses.begin(), grads_.addresses.end(), 0);
+  const py::bytes addresses = as_bytes(read_params.addresses, reading[0]);
+  const py::bytes layouts = as_bytes(read_params.layouts, reading[1]);
+  const py::bytes grad_layouts = as_bytes(read_grads.layouts, then_grad);
+  const py::bytes grad_addresses = as_bytes(read_grads.addresses);
+  const auto nulls = std::count(read_grads.addresses.begin(), read_grads.addresses.end(), 0);
+  params_ = std::move(read_params);
+  grads_ = std::move(read_grads);
   return py::make_tuple(params, grads, group_indices, py::make_tuple(addresses, layouts),
-                        as_bytes(grads_.layouts, then_grad), as_bytes(grads_.addresses), nulls);
+                        grad_layouts, grad_addresses, nulls);
 }
 
 py::bytes Gatherer::state_addresses(const py::list& states, const py::tuple& keys,

@@ -72,7 +72,8 @@ class Gatherer {
   py::str local_tensor_;
   py::str spec_;
   std::vector<SeenPair> seen_;
-  Reading params_;  // kept for their memory, like grads_
+  std::vector<py::int_> group_indices_;  // the same objects in each pass
+  Reading params_;                       // kept for their memory, like grads_
   Reading grads_;
   bool grads_move_ = false;  // a gradient that was there twice was gone the third time
 };

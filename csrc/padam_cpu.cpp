@@ -111,8 +111,9 @@ void prefetch_begin(const LaunchTable& table, std::int64_t tensor) {
   for (int slot = 0; slot < static_cast<int>(Slot::count); ++slot) {
     const auto address =
         static_cast<std::uintptr_t>(table.address(static_cast<Slot>(slot), tensor));
+    if (address == 0) continue;
     for (std::int64_t at = 0; at < bytes; at += kLine) {
-      __builtin_prefetch(reinterpret_cast<const char*>(address) + at);
+      __builtin_prefetch(reinterpret_cast<const char*>(address + at));
     }
   }
 }

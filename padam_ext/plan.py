@@ -137,7 +137,7 @@ class Plan:
             and (self._counts_on_device or not count_on_device)
             and self._capturable == capturable
             and _same_objects(live.params, then.params)
-            and _same_objects(live.group_indices, then.group_indices)
+            and live.group_indices == then.group_indices
             and self._amsgrad_flags == [group["amsgrad"] for group in param_groups]
             and live.param_reading is not None
             and live.param_reading == then.param_reading

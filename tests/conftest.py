@@ -65,6 +65,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # What torch warns of once per process would be found by whichever test came first.
     torch.set_warn_always(True)
+    if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
+        raise pytest.UsageError("torch sees no GPU here, which these tests need")
     folder = config.getoption("--expect-package-in")
     if folder and Path(folder).resolve() not in Path(padam_ext.__file__).resolve().parents:
         raise pytest.UsageError(f"testing {padam_ext.__file__}, which is not in {folder}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import report
+from benchmarks import measure, report
 from benchmarks.implementations import clipped, implementations
 from benchmarks.test_step_benchmark import make_params, rotated
 from benchmarks.verification import verify
@@ -19,6 +19,13 @@ from checking import INTERPRETED
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="of what runs here nothing is interpreted")
 SHAPES = [(3, 5), (1,), (70,), (2, 3, 4)]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr(measure, "DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(measure, "ON_GPU", False)
+
 
 # Elements and tensors as the models' own libraries count them.
 COUNTS = {
@@ -129,6 +136,22 @@ def test_turns_are_put_together_and_held_against_ours():
     assert cells == ("WRN-16-4, float32", "4 ms", "0.45", "1.25", "10.00")
 
 
+def test_the_report_says_what_is_missing():
+    """One failed case must not take the others with it."""
+    lost = result("FusedPadam, cuda", [0.002], workload="A")
+    del lost["extra_info"]["launches"]
+    rows = report.collect([lost, result("FusedPadam, triton", [0.001], workload="B")])
+    table = report.ratios(rows)
+    assert "FusedPadam, triton" in table.title
+    columns = {column.header: list(column.cells) for column in table.columns}
+    assert columns["workload"] == ["A, float32", "B, float32"]
+    assert columns["FusedPadam, triton"] == ["", "1 ms"]
+    assert "FusedPadam, cuda" in columns
+    host = {"workload": "1000 x 8", "change": "keep", "implementation": "another"}
+    overhead = report.host_overhead([{"extra_info": host, "stats": {"data": [0.001]}}])
+    assert list(overhead.columns[-1].cells) == ["nan"]
+
+
 def test_on_a_gpu_the_report_has_the_time_of_the_device():
     (row,) = report.collect([result("FusedPadam, triton", [0.001], device_seconds=0.002)])
     assert (row.seconds, row.host_seconds) == (0.002, 0.001)
@@ -142,6 +165,7 @@ def test_a_small_run_from_measurement_to_report(tmp_path):
                f"--benchmark-json={results}"]  # fmt: skip
     # pytest-benchmark takes it for a run of pytest-xdist's if that started this process.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert len(json.loads(results.read_text())["benchmarks"]) == 4 + 3

@@ -2,6 +2,7 @@
 
 import collections
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -290,3 +291,37 @@ def test_a_tensor_whose_storage_was_freed_is_refused(which, backend):
     tensors[which].untyped_storage().resize_(0)
     with pytest.raises((RuntimeError, TypeError), match="has no memory"):
         optimizer.step()
+
+
+def test_hundreds_of_groups_keep_their_plan():
+    """Python has each integer up to 256 once, others as often as they are made."""
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(300)]
+    optimizer = FusedPadam([{"params": [param]} for param in params])
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.ones(2)
+        optimizer.step()
+    plan = optimizer._planner._plan
+    optimizer.step()
+    assert optimizer._planner._plan is plan
+
+
+def test_steps_of_two_threads_do_not_share_what_they_read():
+    """Asking torch about a tensor lets other threads run."""
+    optimizers = [FusedPadam([torch.nn.Parameter(torch.ones(2)) for _ in range(500)])]
+    lists = [group["params"] for group in optimizers[0].param_groups]
+    for param in lists[0]:
+        param.grad = torch.ones(2)
+    gatherer = optimizers[0]._planner._gatherer
+    lengths = set()
+
+    def gather():
+        for _ in range(40):
+            for param in lists[0][::7]:
+                param.grad = torch.ones(2)
+            lengths.add(len(gatherer.gather(lists).grad_addresses))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(gather) for _ in range(4)]:
+            done.result()
+    assert lengths == {500 * 8}
