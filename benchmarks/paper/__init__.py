@@ -1,0 +1,1 @@
+"""The paper's experiments and its theory, as something that a user runs."""
