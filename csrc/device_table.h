@@ -98,7 +98,7 @@ PADAM_INLINE void step_elements(const Operands<Param, Grad, T>& tensor, std::int
     const T wide_x = widen(x.items[i]);
     const T d = update_moments(wide_x, static_cast<T>(widen(g.items[i])), m.items[i], v.items[i],
                                h.items[i], c, decay, amsgrad);
-    x.items[i] = narrow(update_param<root, false>(wide_x, m.items[i], d, c, decay), Param{});
+    x.items[i] = narrow(update_param<root>(wide_x, m.items[i], d, c, decay), Param{});
   }
   store<width>(tensor.x + at, x);
   store<width>(tensor.m + at, m);

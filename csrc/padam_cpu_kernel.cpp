@@ -31,7 +31,7 @@ void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>
     T unused = T(0);
     const T d = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants,
                                decay, amsgrad);
-    param[i] = update_param<root, false>(param[i], m[i], d, constants, decay);
+    param[i] = update_param<root>(param[i], m[i], d, constants, decay);
   }
 }
 
@@ -60,13 +60,13 @@ bool moments_block(const float* __restrict param, const float* __restrict grad, 
   return num_wild == 0;
 }
 
-template <Root root, Decay decay, bool all_tame>
+template <Root root, Decay decay>
 void param_block(float* __restrict param, const float* __restrict m, const float* __restrict d,
                  std::int64_t numel, const Constants<float>& row_constants) {
   const Constants<float> constants = row_constants;
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
-    param[i] = update_param<root, all_tame>(param[i], m[i], d[i], constants, decay);
+    param[i] = update_param<root>(param[i], m[i], d[i], constants, decay);
   }
 }
 
@@ -106,13 +106,11 @@ void blockwise_loop(float* params, const float* grads, const Moments<float>& mom
     float* h = amsgrad ? moments.max_exp_avg_sq + at : nullptr;
     const bool all_tame = moments_block<root, decay, amsgrad>(
         param, grads + at, m, moments.exp_avg_sq + at, h, d, count, constants);
-    if (root != Root::general) {
-      param_block<root, decay, true>(param, m, d, count, constants);
-    } else if (all_tame) {
+    if (root == Root::general && all_tame) {
       power_block(d, y, count, constants);
       param_block_by_powers<decay>(param, m, y, d, count, constants);
     } else {
-      param_block<root, decay, false>(param, m, d, count, constants);
+      param_block<root, decay>(param, m, d, count, constants);
     }
   }
 }

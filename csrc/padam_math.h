@@ -146,12 +146,10 @@ PADAM_INLINE float times_binary_power(float m, BinaryPower of_d, float d) {
 }
 
 // m * d^exponent for d >= 0.
-template <bool all_tame>
 PADAM_INLINE float times_power(float m, float d, const Constants<float>& c) {
-  return times_binary_power<all_tame>(m, binary_power<all_tame>(d, c), d);
+  return times_binary_power<false>(m, binary_power<false>(d, c), d);
 }
 
-template <bool all_tame>
 PADAM_INLINE double times_power(double m, double d, const Constants<double>& c) {
   return m / pow(d, -c.exponent);  // the reciprocal of a denormal d may be beyond the range
 }
@@ -174,14 +172,14 @@ PADAM_INLINE float inverse_fourth_root(float d) {
 
 PADAM_INLINE double inverse_fourth_root(double d) { return 1.0 / square_root(square_root(d)); }
 
-// m / d^(2p); see binary_power for `all_tame`.
-template <Root root, bool all_tame, typename T>
+// m / d^(2p).
+template <Root root, typename T>
 PADAM_INLINE T adapted_step(T m, T d, const Constants<T>& c) {
   if (root == Root::none) return m;
   if (root == Root::general) {
-    const T step = times_power<all_tame>(m, d, c);
+    const T step = times_power(m, d, c);
     // Where m and d are both zero the paper's formula is 0/0: the coordinate stays.
-    return (!all_tame && m == T(0) && d == T(0)) ? T(0) : step;
+    return (m == T(0) && d == T(0)) ? T(0) : step;
   }
   if (root == Root::eighth) return m * inverse_fourth_root(d);
   T power = d;
@@ -224,9 +222,9 @@ PADAM_INLINE T moved(T x, T step, const Constants<T>& c, Decay decay) {
 }
 
 // Second half of the update.
-template <Root root, bool all_tame, typename T>
+template <Root root, typename T>
 PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c, Decay decay) {
-  return moved(x, adapted_step<root, all_tame>(m, d, c), c, decay);
+  return moved(x, adapted_step<root>(m, d, c), c, decay);
 }
 
 }  // namespace padam
