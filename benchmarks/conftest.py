@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from benchmarks import measure
-from benchmarks.measure import ON_GPU
 from padam_ext.backends import BACKENDS
 from padam_ext.native import simd_level
 
@@ -26,9 +25,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Without a kernel there is nothing to measure."""
-    missing = [b for b in BACKENDS if b.is_for(measure.DEVICE) and b.name != "eager"]
-    if all(b.unavailable_reason() for b in missing):
-        reasons = "; ".join(f"{b.name}: {b.unavailable_reason()}" for b in missing)
+    kernels = [b for b in BACKENDS if b.is_for(measure.DEVICE) and b.name != "eager"]
+    if all(b.unavailable_reason() for b in kernels):
+        reasons = "; ".join(f"{b.name}: {b.unavailable_reason()}" for b in kernels)
         raise pytest.UsageError(f"no kernel of padam_ext can run on {measure.DEVICE} ({reasons})")
 
 
@@ -50,7 +49,7 @@ def pytest_benchmark_update_machine_info(config, machine_info):
     machine_info["versions"] = {"Python": platform.python_version()} | {
         name: _version(name) for name in PACKAGES
     }
-    if ON_GPU:
+    if measure.ON_GPU:
         machine_info["device"] = torch.cuda.get_device_name()
         machine_info["versions"]["CUDA"] = torch.version.cuda
     else:

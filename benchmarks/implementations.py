@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from padam_ext import FusedPadam, available_backends
 from padam_ext.hyperparameters import Hyperparameters
 from padam_ext.reference import padam_step
+from padam_ext.state import MOMENTS, moment_dtype
 
 Params = list[Parameter]
 Step = Callable[[], object]
@@ -64,7 +65,7 @@ class Implementation:
 
     def moment_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of the moments of parameters of a dtype."""
-        return dtype if self.half_states else torch.promote_types(dtype, torch.float32)
+        return dtype if self.half_states else moment_dtype(dtype)
 
     def bytes_per_element(self, dtype: torch.dtype) -> int:
         """What a step must move: parameter and moments are read and written, gradients read."""
@@ -75,18 +76,14 @@ class Implementation:
 class EagerLoop:
     """Padam as PyTorch operations, one tensor after the other: reference.padam_step."""
 
-    def __init__(self, params: Params, partial: float = 1 / 8) -> None:
+    def __init__(self, params: Params) -> None:
         """Makes states of zeros."""
         self.params = params
         self.states: list[tuple[Tensor, ...]] = [
-            tuple(
-                torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-                for _ in range(3)
-            )
-            for p in params
+            tuple(torch.zeros_like(p, dtype=moment_dtype(p.dtype)) for _ in MOMENTS) for p in params
         ]
         self.options = Hyperparameters.from_group(
-            FusedPadam(params, **OPTIONS, partial=partial).param_groups[0]
+            FusedPadam(params, **OPTIONS, partial=1 / 8).param_groups[0]
         )
         self.count = 0
 
@@ -99,12 +96,20 @@ class EagerLoop:
             padam_step(param, param.grad, *moments, self.count, self.options)
 
 
-def _fused_padam(backend: str, partial: float) -> Implementation:
+def _kernels(device_type: str) -> list[str]:
+    """FusedPadam's backends with a kernel that can run here."""
+    here = ("cpu",) if device_type == "cpu" else ("triton", "cuda")
+    return [name for name in here if name in available_backends()]
+
+
+def _fused_padam(backend: str, partial: float, max_norm: float | None = None) -> Implementation:
+    arguments = {"partial": partial, "backend": backend, "max_grad_norm": max_norm}
     return Implementation(
         f"FusedPadam, {backend}" + (f", p={partial:g}" if partial != 1 / 8 else ""),
-        lambda params: FusedPadam(params, **OPTIONS, partial=partial, backend=backend).step,
+        lambda params: FusedPadam(params, **OPTIONS, **arguments).step,
         _PADAM | {"partial": partial},
         fused=True,
+        max_grad_norm=max_norm,
     )
 
 
@@ -120,16 +125,10 @@ def _torch_amsgrad(form: str, **arguments: bool) -> Implementation:
 
 def clipped(device_type: str, max_norm: float) -> list[Implementation]:
     """A step with clipping: FusedPadam's own, and PyTorch's before fused AMSGrad."""
-
-    def make(backend: str) -> Callable[[Params], Step]:
-        return lambda params: (
-            FusedPadam(
-                params, **OPTIONS, partial=1 / 8, backend=backend, max_grad_norm=max_norm
-            ).step
-        )
+    unclipped = _torch_amsgrad("fused", fused=True)
 
     def clip_and_step(params: Params) -> Step:
-        step = torch.optim.Adam(params, amsgrad=True, fused=True, **OPTIONS).step
+        step = unclipped.make(params)
 
         def both() -> None:
             torch.nn.utils.clip_grad_norm_(params, max_norm)
@@ -137,13 +136,10 @@ def clipped(device_type: str, max_norm: float) -> list[Implementation]:
 
         return both
 
-    ours = [
-        replace(implementation, make=make(implementation.name.removeprefix("FusedPadam, ")))
-        for implementation in implementations(device_type)
-        if implementation.name.startswith("FusedPadam") and "p=" not in implementation.name
+    return [
+        *(_fused_padam(name, 1 / 8, max_norm) for name in _kernels(device_type)),
+        replace(unclipped, make=clip_and_step, max_grad_norm=max_norm),
     ]
-    theirs = replace(_torch_amsgrad("fused", fused=True), make=clip_and_step)
-    return [replace(implementation, max_grad_norm=max_norm) for implementation in [*ours, theirs]]
 
 
 def _pytorch_optimizer(params: Params) -> Step:
@@ -160,8 +156,7 @@ def _optimi(params: Params) -> Step:
 
 def implementations(device_type: str) -> list[Implementation]:
     """All that can be measured on a type of device: the first is the one that all are held to."""
-    here = {"cpu": ("cpu",)}.get(device_type, ("triton", "cuda"))
-    ours = [name for name in here if name in available_backends()]
+    ours = _kernels(device_type)
     return [
         *(_fused_padam(name, 1 / 8) for name in ours),
         *(_fused_padam(name, 0.3) for name in ours),

@@ -8,15 +8,14 @@ the host's, so that copies to it are copies within it.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch.nn import Parameter
 
 from benchmarks import measure
 from benchmarks.implementations import OPTIONS
-from padam_ext import FusedPadam, backends
+from padam_ext import FusedPadam
+from pretending import take_the_cpu
 
 pytestmark = pytest.mark.skipif(
     measure.ON_GPU, reason="measures the CPU; test_step_benchmark.py has the host's time of GPUs"
@@ -48,19 +47,7 @@ def recorder(monkeypatch):
 
     recorder = Recorder()
     monkeypatch.setattr(multi_tensor_padam, "multi_tensor_padam", recorder)
-    pretended = {
-        "unavailable_reason": lambda: None,
-        "takes": lambda: frozenset({"cpu"}),
-        "broken_reason": lambda device: None,
-    }
-    monkeypatch.setattr(
-        backends,
-        "BACKENDS",
-        tuple(
-            dataclasses.replace(b, **pretended) if b.name == "triton" else b
-            for b in backends.BACKENDS
-        ),
-    )
+    take_the_cpu(monkeypatch, "triton")
     return recorder
 
 

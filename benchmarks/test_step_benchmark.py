@@ -23,6 +23,7 @@ from benchmarks.plain_loop import plain_loop
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, Shape, elements, workload
 from padam_ext import FusedPadam
+from padam_ext.state import MOMENTS
 
 SECONDS_PER_TURN = 0.1
 TURNS_OF_UNFUSED = 6  # they take part in the first of so many
@@ -72,8 +73,7 @@ def pytest_generate_tests(metafunc):
         for dtype in (torch.float32, torch.bfloat16)
         if dtype == torch.float32 or every_dtype or name in HALF_ON_CPU
         for turn in turns
-        for implementation in installed[turn % len(installed) :]
-        + installed[: turn % len(installed)]
+        for implementation in rotated(installed, turn)
         if implementation.fused or turn % TURNS_OF_UNFUSED == 0
     ] + [
         Case(name, torch.float32, implementation, turn)
@@ -161,7 +161,7 @@ def test_plain_loop(benchmark, partial):
     params = make_params(shapes, torch.float32)
     optimizer = FusedPadam(params, **OPTIONS, partial=partial)
     optimizer.step()
-    moments = [optimizer.state[params[0]][k] for k in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")]
+    moments = [optimizer.state[params[0]][key] for key in MOMENTS]
     loop = plain_loop([params[0].detach(), params[0].grad, *moments])
     assert_moves(loop, params[0], moments[0])
 

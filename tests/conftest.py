@@ -1,4 +1,3 @@
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -6,7 +5,8 @@ import torch
 
 import padam_ext
 from checking import INTERPRETED
-from padam_ext import backends, cuda_step, native
+from padam_ext import cuda_step, native
+from pretending import take_the_cpu
 
 # Every way to compute a step. A backend that cannot run here is listed all the same: its tests
 # fail, they are not skipped. Triton's interpreter and compiler do not mix in one process, so
@@ -45,15 +45,7 @@ def run_cuda_on_host(monkeypatch):
     def norm(device_table, table):
         native.module.sum_of_squares_on_host(cuda_step.native_table(device_table, table))
 
-    calls = {
-        "unavailable_reason": lambda: None,
-        "takes": lambda: frozenset({"cpu"}),
-        "broken_reason": lambda device: None,
-    }
-    changed = tuple(
-        dataclasses.replace(b, **calls) if b.name == "cuda" else b for b in backends.BACKENDS
-    )
-    monkeypatch.setattr(backends, "BACKENDS", changed)
+    take_the_cpu(monkeypatch, "cuda")
     monkeypatch.setattr(cuda_step, "_launch_step", step)
     monkeypatch.setattr(cuda_step, "_launch_norm", norm)
 

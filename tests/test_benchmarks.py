@@ -15,9 +15,7 @@ from benchmarks.implementations import clipped, implementations
 from benchmarks.test_step_benchmark import make_params, rotated
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, elements, scaled, workload
-from checking import INTERPRETED
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="of what runs here nothing is interpreted")
 SHAPES = [(3, 5), (1,), (70,), (2, 3, 4)]
 
 

@@ -321,22 +321,21 @@ def test_options_of_a_wrong_type(option):
     [[name, value]] = option.items()
     with pytest.raises(TypeError, match=f"{name} must be"):
         FusedPadam(make_params(), **option)
-    params = make_params()
-    optimizer = FusedPadam(params)
-    set_grads(params, 0)
-    setattr(optimizer, name, value)
-    with pytest.raises(TypeError, match=f"{name} must be"):
-        optimizer.step()
+    assert_a_step_refuses(name, value, f"{name} must be")
 
 
 @pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
 @pytest.mark.parametrize("value", [4.0, torch.ones(2)], ids=["a number", "two elements"])
 def test_what_is_handed_over_must_be_one_element(value, name):
+    assert_a_step_refuses(name, value, f"{name} must be a tensor of one element")
+
+
+def assert_a_step_refuses(attribute, value, message):
     params = make_params()
     optimizer = FusedPadam(params)
     set_grads(params, 0)
-    setattr(optimizer, name, value)
-    with pytest.raises(TypeError, match=f"{name} must be a tensor of one element"):
+    setattr(optimizer, attribute, value)
+    with pytest.raises(TypeError, match=message):
         optimizer.step()
 
 

@@ -50,6 +50,9 @@ def test_the_best_step_size_is_best_and_of_the_papers_order():
 def test_what_the_theorem_does_not_cover(change, message):
     with pytest.raises(ValueError, match=message):
         replace(SETTING, **change)
+
+
+def test_q_has_a_range_of_its_own():
     with pytest.raises(ValueError, match=r"q must be in \[0.2, 1\] at p = 0.3, got 0.1"):
         constants(replace(SETTING, partial=0.3), q=0.1)
 
