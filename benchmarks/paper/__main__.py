@@ -1,0 +1,129 @@
+"""The paper's experiments.
+
+    python -m benchmarks.paper run --task digits --model resnet18 --optimizers all --seeds 3
+    python -m benchmarks.paper sweep-p --task digits --model resnet18 --seeds 3
+    python -m benchmarks.paper report
+
+Interrupted, the same command goes on from where it was. `digits` and `lm` need no files; cifar10,
+cifar100 and imagenet need torchvision and --data, and `lm` with --data reads the Penn Treebank.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.paper.experiments import carry_out, optimizer_study, p_study
+from benchmarks.paper.optimizers import NAMES
+from benchmarks.paper.report import report
+from benchmarks.paper.tasks import TASKS
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def optimizer_names(text: str) -> list[str]:
+    """An argument that names optimizers."""
+    names = list(NAMES) if text == "all" else text.split(",")
+    for name in names:
+        if name not in NAMES:
+            raise argparse.ArgumentTypeError(f"no {name!r}; there are all, {', '.join(NAMES)}")
+    return list(dict.fromkeys(names))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, does in (
+        ("run", "train with each of the paper's optimizers"),
+        ("sweep-p", "train with Padam for each p, and its variants"),
+        ("report", "tables and figures of all runs in a folder"),
+    ):
+        command = commands.add_parser(name, help=does, description=does)
+        command.add_argument(
+            "--out", type=Path, default=Path("out/paper"), help="folder; default %(default)s"
+        )
+        if name == "report":
+            continue
+        models = sorted({model for task in TASKS.values() for model in task.models})
+        command.add_argument("--task", choices=list(TASKS), required=True)
+        command.add_argument("--model", choices=models, required=True)
+        if name == "run":
+            command.add_argument(
+                "--optimizers",
+                type=optimizer_names,
+                default=list(NAMES),
+                help=f"all, the default, or some of {','.join(NAMES)}",
+            )
+        command.add_argument("--data", type=Path, help="folder of the data set")
+        command.add_argument(
+            "--epochs", type=positive, help="default: the paper's; decays scale with it"
+        )
+        command.add_argument("--seeds", type=positive, default=1, help="default %(default)s")
+        command.add_argument("--width", type=positive, help="of the model; default: the task's")
+        command.add_argument("--device", help="default: cuda if there is one, else cpu")
+        command.add_argument(
+            "--jobs", type=positive, default=1, help="runs side by side; default %(default)s"
+        )
+        command.add_argument(
+            "--workers", type=int, default=0, help="processes that load images; default none"
+        )
+    return parser
+
+
+def main() -> None:
+    """Carries out a command."""
+    parser = make_parser()
+    options = parser.parse_args()
+    console = Console()
+    if options.command == "report":
+        try:
+            report(options.out, console)
+        except FileNotFoundError as error:
+            parser.error(str(error))
+        return
+
+    name = "ptb" if options.task == "lm" and options.data else options.task
+    task = TASKS[name]
+    if options.model not in task.models:
+        parser.error(f"--task {name} has the models {', '.join(task.models)}, not {options.model}")
+    if task.embedded and options.data:
+        parser.error(f"--task {name} brings its data along; it takes no --data")
+    if not task.embedded and not options.data:
+        parser.error(f"--task {name} needs --data, the folder of {task.title}")
+    if options.width and task.width is None:
+        parser.error(f"--task {name} has torchvision's models, which take no --width")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    others = {
+        "seeds": options.seeds,
+        "width": options.width or task.width,
+        "epochs": options.epochs or task.epochs,
+        "threads": max(1, torch.get_num_threads() // options.jobs),
+        "device": device,
+    }
+    if options.command == "run":
+        runs = optimizer_study(task, options.model, options.optimizers, **others)
+    else:
+        runs = p_study(task, options.model, **others)
+    try:
+        carry_out(runs, options.out / "runs", options.data, options.workers, options.jobs, console)
+    except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+        parser.error(str(error))
+    report(options.out, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Tables, figures and files of the runs in a folder, the paper's figures beside them.
+
+In the folder: tables.md, a figure for each study of a task and model, history.csv with each epoch
+of each run, and summary.json with settings, seeds and the spread of what the last epoch measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.paper import plots
+from benchmarks.paper.experiments import EXPONENTS, VARIANTS
+from benchmarks.paper.optimizers import NAMES
+from benchmarks.paper.published import PUBLISHED
+from benchmarks.paper.tasks import TASKS, Task
+
+Result = dict[str, Any]
+ACCURACY = {"test_error": "test accuracy, %", "test_error_top5": "top-5 accuracy, %"}
+
+
+def load(folder: Path) -> list[Result]:
+    """The results of all finished runs.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    results = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    if not results:
+        raise FileNotFoundError(
+            f"no finished runs in {folder}; `python -m benchmarks.paper run` makes them"
+        )
+    return results
+
+
+def studies(results: list[Result]) -> dict[tuple[str, str, str], list[Result]]:
+    """Results by study, task and model."""
+    parts = defaultdict(list)
+    for result in results:
+        settings = result["settings"]
+        parts[settings["study"], settings["task"], settings["model"]].append(result)
+    return dict(parts)
+
+
+def spread(results: list[Result], metric: str, accuracy: bool = False) -> str:
+    """The last epoch's value, mean and standard deviation over seeds; or how many diverged."""
+    values = [result["history"][-1][metric] for result in results]
+    lost = values.count(None)
+    if not values or lost:
+        return f"{lost} of {len(values)} diverged" if values else ""
+    if accuracy:
+        values = [100 - value for value in values]
+    deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{deviation}"
+
+
+def described(results: list[Result], task: Task) -> str:
+    """Data, model, epochs and seeds of runs of one study."""
+    settings = results[0]["settings"]
+    width = f" of width {settings['width']}" if settings["width"] else ""
+    seeds = len({result["settings"]["seed"] for result in results})
+    return (
+        f"{task.title}, {settings['model']}{width}, {settings['epochs']} epochs, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}"
+    )
+
+
+def optimizer_table(results: list[Result], task: Task, model: str) -> Table:
+    """A row for each optimizer: what the paper found, what was found here."""
+    table = Table(title=f"Seven optimizers: {described(results, task)}")
+    table.add_column("optimizer")
+    metrics = [metric for metric in results[0]["history"][-1] if metric.startswith("test")]
+    epochs = 100 if task.paper == "ImageNet" else 200
+    for metric in metrics:
+        title = ACCURACY.get(metric, "test perplexity")
+        table.add_column(f"paper, {task.paper}, {epochs} epochs: {title}", justify="right")
+        table.add_column(f"here: {title}", justify="right")
+    table.add_column("here: train loss", justify="right")
+    for place, name in enumerate(NAMES.values()):
+        runs = [result for result in results if result["settings"]["label"] == name]
+        row = [name]
+        for metric in metrics:
+            known = PUBLISHED.get((task.paper, model, metric))
+            row.append(f"{known[place]:.2f}" if known else "")
+            row.append(spread(runs, metric, metric in ACCURACY))
+        table.add_row(*row, spread(runs, "train_loss"))
+    return table
+
+
+def p_table(results: list[Result], task: Task) -> Table:
+    """A row for each p, a column for each variant: what the last epoch measured on test data."""
+    unit = "test error, %" if task.metric == "test_error" else "test perplexity"
+    table = Table(title=f"Choices of p, {unit}: {described(results, task)}")
+    table.add_column("p", justify="right")
+    for label in VARIANTS:
+        table.add_column(label, justify="right")
+    for p in EXPONENTS:
+        of_p = [r for r in results if r["settings"]["options"]["partial"] == p]
+        columns = ([r for r in of_p if r["settings"]["label"] == label] for label in VARIANTS)
+        table.add_row(f"{p:g}", *(spread(runs, task.metric) for runs in columns))
+    return table
+
+
+def origin(results: list[Result]) -> str:
+    """The command that made them, and the machines."""
+    settings = results[0]["settings"]
+    command = {"optimizers": "run", "p": "sweep-p"}[settings["study"]]
+    task = "lm" if settings["task"] == "ptb" else settings["task"]
+    seeds = len({result["settings"]["seed"] for result in results})
+    data = "" if TASKS[settings["task"]].embedded else " --data FOLDER"
+    places = sorted({", ".join(
+        f"{value}" if key == "device" else f"{key} {value}"
+        for key, value in result["environment"].items()
+    ) for result in results})  # fmt: skip
+    threads = f", threads: {settings['threads']}" if settings["device"] == "cpu" else ""
+    return (
+        f"`python -m benchmarks.paper {command} --task {task} --model {settings['model']}{data} "
+        f"--epochs {settings['epochs']} --seeds {seeds}` on {'; '.join(places)}{threads}"
+    )
+
+
+def write_history(results: list[Result], path: Path) -> None:
+    """A row for each epoch of each run."""
+    keys = ("study", "task", "model", "label", "seed")
+    rows = [
+        {key: result["settings"][key] for key in keys}
+        | {"p": result["settings"]["options"].get("partial"), "epoch": number}
+        | epoch
+        for result in results
+        for number, epoch in enumerate(result["history"], 1)
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_summary(results: list[Result], path: Path) -> None:
+    """The settings of runs that differ in the seed only, and each seed's last epoch."""
+    parts = defaultdict(list)
+    for result in results:
+        settings = {key: value for key, value in result["settings"].items() if key != "seed"}
+        parts[json.dumps([settings, result["environment"]])].append(result)
+    summary = []
+    for key, runs in parts.items():
+        settings, environment = json.loads(key)
+        last = {run["settings"]["seed"]: run["history"][-1] for run in runs}
+        metrics = runs[0]["history"][-1].keys() - {"lr"}
+        summary.append(
+            {"settings": settings, "environment": environment}
+            | {"last_epoch_by_seed": last}
+            | {"mean_and_deviation": {m: spread(runs, m) for m in sorted(metrics)}}
+        )
+    path.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def report(folder: Path, console: Console) -> None:
+    """Prints tables of the runs in `folder / "runs"` and writes all files into `folder`.
+
+    Raises:
+        FileNotFoundError: no run has been finished.
+    """
+    results = load(folder / "runs")
+    with (folder / "tables.md").open("w") as file:
+        markdown = Console(file=file, width=400)
+        for (study, name, model), part in studies(results).items():
+            task = TASKS[name]
+            if study == "optimizers":
+                table = optimizer_table(part, task, model)
+                plots.optimizers(part, task, folder / f"optimizers-{name}-{model}.png")
+            else:
+                table = p_table(part, task)
+                plots.choices_of_p(part, task, folder / f"p-{name}-{model}.png")
+            console.print(table)
+            markdown.print(f"**{table.title}**\n")
+            table.title, table.box = None, MARKDOWN
+            markdown.print(table)
+            markdown.print(f"{origin(part)}\n", soft_wrap=True)
+    write_history(results, folder / "history.csv")
+    write_summary(results, folder / "summary.json")
+    console.print(f"Tables, figures, history.csv and summary.json are in {folder}.")
