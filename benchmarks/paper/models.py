@@ -102,8 +102,8 @@ CNNS = {"vgg16": vgg16, "resnet18": resnet18, "wrn-16-4": wrn_16_4}
 class LanguageModel(nn.Module):
     """Embedding, LSTM layers of one width, decoder, dropout between all: Zaremba et al. 2014.
 
-    The paper says no more than "2-layer and 3-layer LSTM". At width 650 and dropout 0.5 this is
-    Zaremba et al.'s medium model; the paper's perplexities ask for stronger regularization.
+    The paper says no more than "2-layer and 3-layer LSTM". At width 650 and dropout 0.5 this has
+    the shape of Zaremba et al.'s medium model; the paper's perplexities need more regularization.
     """
 
     def __init__(self, words: int, width: int, layers: int, dropout: float) -> None:
@@ -112,8 +112,6 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(words, width)
         self.lstm = nn.LSTM(width, width, layers, dropout=dropout)
         self.decoder = nn.Linear(width, words)
-        for param in self.parameters():
-            nn.init.uniform_(param, -0.05, 0.05)
 
     def forward(
         self, words: Tensor, state: tuple[Tensor, Tensor] | None

@@ -58,8 +58,9 @@ def spread(results: list[Result], metric: str, accuracy: bool = False) -> str:
         return f"{lost} of {len(values)} diverged" if values else ""
     if accuracy:
         values = [100 - value for value in values]
-    deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):.2f}{deviation}"
+    digits = 4 if metric == "train_loss" else 2
+    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{deviation}"
 
 
 def described(results: list[Result], task: Task) -> str:

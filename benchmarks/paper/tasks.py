@@ -61,7 +61,7 @@ _ERROR, _PERPLEXITY = "test_error", "test_perplexity"
 TASKS = {
     task.name: task
     for task in (
-        Task("digits", "scikit-learn's digits", True, _CNNS, "cifar", 20, _HALF, 128, 8, _ERROR,
+        Task("digits", "scikit-learn's digits", True, _CNNS, "cifar", 16, _HALF, 128, 8, _ERROR,
              "CIFAR-10"),
         Task("cifar10", "CIFAR-10", False, _CNNS, "cifar", 200, _HALF, 128, 64, _ERROR,
              "CIFAR-10"),

@@ -68,13 +68,13 @@ def python_documentation() -> Corpus:
     """
     from pydoc_data.topics import topics
 
-    parts: tuple[list[str], list[str]] = [], []
+    train: list[str] = []
+    test: list[str] = []
     paragraphs = (p for name in sorted(topics) for p in topics[name].split("\n\n"))
     for number, paragraph in enumerate(paragraphs):
         words = re.findall(r"[a-z]+|[.,;:()]", paragraph.lower())
         if words:
-            parts[number % 10 == 9] += [*words, END]
-    train, test = parts
+            (test if number % 10 == 9 else train).extend([*words, END])
     counts = Counter(train)
     return numbered([word if counts[word] >= 3 else UNKNOWN for word in train], test)
 

@@ -1,0 +1,363 @@
+"""The paper's experiments on data that need no download: models, runs, studies, reports."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch.utils.data import Subset
+
+from benchmarks import workloads
+from benchmarks.paper import experiments, images, text, training
+from benchmarks.paper.__main__ import main
+from benchmarks.paper.models import CNNS, LanguageModel, resnet18, wrn_16_4
+from benchmarks.paper.optimizers import HYPERPARAMETERS, NAMES, make_optimizer, weight_decay
+from benchmarks.paper.published import PUBLISHED
+from benchmarks.paper.report import report
+from benchmarks.paper.tasks import TASKS
+from benchmarks.paper.training import train
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*LSTM.*:UserWarning", "ignore:.*lr_scheduler.step.*:UserWarning"
+)
+DIGITS = [("digits", model) for model in CNNS]
+TEXTS = [("lm", "lstm2"), ("lm", "lstm3"), ("ptb", "lstm2")]
+FOLDER_OF_PTB = {
+    "ptb.train.txt": " the cat sat on the mat \n" * 30,
+    "ptb.test.txt": " the cat \n" * 9,
+}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """A hundred digits and a thousand words, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(training, "environment", lambda device: {"device": "here"})
+    train_data, test_data = images.digits()
+    parts = Subset(train_data, range(100)), Subset(test_data, range(50))
+    monkeypatch.setattr(images, "digits", lambda: parts)
+    corpus = text.python_documentation()
+    small = text.Corpus(corpus.train[:1500] % 300, corpus.test[:300] % 300, 300)
+    monkeypatch.setattr(text, "python_documentation", lambda: small)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def ptb(tmp_path):
+    folder = tmp_path / "ptb"
+    folder.mkdir()
+    for name, content in FOLDER_OF_PTB.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def make_run(task="digits", model="resnet18", optimizer="padam", epochs=2, changes=None):
+    (run,) = experiments.optimizer_study(
+        TASKS[task], model, [optimizer], 1, width=4, epochs=epochs, threads=1, device="cpu"
+    )
+    return replace(run, options=run.options | (changes or {}))
+
+
+def quietly(epochs):
+    pass
+
+
+def test_models_have_the_known_sizes():
+    def shapes(model):
+        return sorted(tuple(param.shape) for param in model.parameters())
+
+    assert shapes(wrn_16_4(3, 10, 64)) == sorted(workloads.wide_resnet(16, 4))
+    assert shapes(LanguageModel(10_000, 650, 2, 0.5)) == sorted(workloads.lstm(2, 650, 10_000))
+    assert sum(param.numel() for param in resnet18(3, 10, 64).parameters()) == 11_173_962
+    # Without the biases of convolutions, which the normalization after them would undo.
+    convolutions = sum(9 * shape[0] * shape[1] + 2 * shape[0] for shape in workloads.vgg16()
+                       if len(shape) == 4)  # fmt: skip
+    vgg = CNNS["vgg16"](3, 10, 64)
+    assert sum(param.numel() for param in vgg.parameters()) == convolutions + 5130
+
+
+@pytest.mark.parametrize("name", CNNS)
+@pytest.mark.parametrize("size", [8, 32])
+def test_cnns_take_images_of_digits_and_of_cifar(name, size):
+    assert CNNS[name](3, 10, 4)(torch.randn(2, 3, size, size)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize(("task", "model"), DIGITS + TEXTS)
+def test_every_model_with_every_optimizer(task, model, optimizer, tmp_path, ptb):
+    seen = []
+    run = make_run(task, model, optimizer)
+    data = ptb if task == "ptb" else None
+    result = train(run, tmp_path, data, 0, seen.append)
+    assert seen == [0, 1, 2, 2]
+    lr = run.options["lr"]
+    assert [epoch["lr"] for epoch in result["history"]] == pytest.approx([lr, lr / 10])
+    for epoch in result["history"]:
+        assert all(math.isfinite(value) for value in epoch.values())
+    assert result == json.loads((tmp_path / f"{run.name}.json").read_text())
+    assert not list(tmp_path.glob("*.checkpoint*"))
+
+
+@pytest.mark.parametrize(("task", "model"), [("digits", "resnet18"), ("lm", "lstm2")])
+def test_padam_learns(task, model, tmp_path):
+    changes = {"lr": 1.0, "partial": 0.2} if task == "lm" else {}
+    history = train(make_run(task, model, epochs=8, changes=changes), tmp_path, None, 0, quietly)
+    first, *_, last = history["history"]
+    assert last["train_loss"] < first["train_loss"] - 0.7
+    assert last[TASKS[task].metric] < first[TASKS[task].metric]
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "optimizer"),
+    [("digits", "resnet18", "padam"), *(("lm", "lstm2", name) for name in NAMES)],
+)
+def test_an_interrupted_run_ends_as_one_that_never_stopped(task, model, optimizer, tmp_path):
+    run = make_run(task, model, optimizer, epochs=4)
+    whole = train(run, tmp_path / "whole", None, 0, quietly)
+
+    def interrupt(epochs):
+        if epochs == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path / "parts", None, 0, interrupt)
+    seen = []
+    assert train(run, tmp_path / "parts", None, 0, seen.append) == whole
+    assert seen == [3, 4, 4]
+    files = [(tmp_path / part / f"{run.name}.json").read_bytes() for part in ("whole", "parts")]
+    assert files[0] == files[1]
+
+
+def test_seeds_differ(tmp_path):
+    losses = {
+        train(replace(make_run(), seed=seed), tmp_path, None, 0, quietly)["history"][0][
+            "train_loss"
+        ]
+        for seed in range(3)
+    }
+    assert len(losses) == 3
+
+
+def test_a_finished_run_is_not_made_again_nor_taken_for_another(tmp_path, monkeypatch):
+    run = make_run(epochs=1)
+    first = train(run, tmp_path, None, 0, quietly)
+    monkeypatch.setattr(training, "make_problem", None)
+    assert train(run, tmp_path, None, 0, quietly) == first
+    other = replace(run, epochs=5)
+    with pytest.raises(ValueError, match=r"epochs=1, this one has epochs=5; give another --out"):
+        train(other, tmp_path, None, 0, quietly)
+
+
+def test_a_run_that_diverges_stops_and_says_so(tmp_path):
+    seen = []
+    run = make_run(optimizer="sgd", epochs=6, changes={"lr": 1e30})
+    result = train(run, tmp_path / "runs", None, 0, seen.append)
+    assert len(result["history"]) < 6
+    assert result["history"][-1]["train_loss"] is None
+    assert seen[-1] == 6
+    assert "NaN" not in (tmp_path / "runs" / f"{run.name}.json").read_text()
+    report(tmp_path, Console(quiet=True))
+    assert "1 of 1 diverged" in (tmp_path / "tables.md").read_text()
+
+
+def test_decays_are_at_the_papers_epochs_in_proportion():
+    assert TASKS["cifar10"].decay_epochs(200) == [100, 150]
+    assert TASKS["ptb"].decay_epochs(200) == [100, 150]
+    assert TASKS["imagenet"].decay_epochs(100) == [30, 60, 80]
+    assert TASKS["imagenet"].decay_epochs(10) == [3, 6, 8]
+    assert TASKS["cifar100"].decay_epochs(40) == [20, 30]
+
+
+def test_hyperparameters_reach_the_optimizers():
+    params = [torch.nn.Parameter(torch.ones(3))]
+    groups = {
+        (recipe, name): make_optimizer(name, options, params, 10_000).param_groups[0]
+        for recipe, table in HYPERPARAMETERS.items()
+        for name, options in table.items()
+    }
+    assert set(groups) == {
+        (r, name) for r in ("cifar", "imagenet", "lstm2", "lstm3") for name in NAMES
+    }
+    for (recipe, name), group in groups.items():
+        assert group["lr"] == HYPERPARAMETERS[recipe][name]["lr"]
+        assert group.get("weight_decouple", False) is False
+        if name == "adamw":
+            factor = {"cifar": 0.025, "imagenet": 0.05}.get(recipe, 4e-4)
+            assert group["lr"] * group["weight_decay"] == pytest.approx(factor / 100)
+        else:
+            assert group["weight_decay"] == (1.2e-6 if "lstm" in recipe else 5e-4)
+        if name != "sgd":
+            decay = 0.99 if name in ("adam", "amsgrad") and "lstm" not in recipe else 0.999
+            assert group["betas"] == (0.9, decay)
+    assert groups["cifar", "amsgrad"]["amsgrad"]
+    assert not groups["cifar", "adam"]["amsgrad"]
+    assert [groups[r, "padam"]["partial"] for r in HYPERPARAMETERS] == [1 / 8, 1 / 8, 0.4, 0.2]
+    assert [groups[r, "padam"]["lr"] for r in HYPERPARAMETERS] == [0.1, 0.1, 0.01, 1]
+    assert [groups[r, "sgd"]["lr"] for r in HYPERPARAMETERS] == [0.1, 0.1, 1, 10]
+    assert [groups[r, "yogi"]["lr"] for r in HYPERPARAMETERS] == [0.001, 0.001, 0.01, 0.1]
+    assert [groups[r, "adabound"]["final_lr"] for r in HYPERPARAMETERS] == [0.1, 0.1, 10, 100]
+
+
+def test_normalized_weight_decay():
+    # 200 epochs of CIFAR-10 by 128: 0.025 sqrt(128 / (50000 * 200)) is taken away in a step.
+    assert 1e-3 * weight_decay(0.025, 1e-3, 200 * 50_000 / 128) == pytest.approx(
+        0.025 * math.sqrt(128 / (50_000 * 200))
+    )
+
+
+def test_the_p_study():
+    runs = experiments.p_study(
+        TASKS["digits"], "resnet18", 2, width=4, epochs=1, threads=1, device="cpu"
+    )
+    assert len({run.name for run in runs}) == len(runs) == 2 * 4 * 6
+    params = [torch.nn.Parameter(torch.ones(3))]
+    kinds = set()
+    for run in runs:
+        (group,) = make_optimizer("padam", run.options, params, 10).param_groups
+        assert (group["lr"], group["weight_decay"]) == (0.1, 5e-4)
+        kinds.add((group["partial"], group["amsgrad"], group["betas"], group["bias_correction"]))
+    usual, without = (0.9, 0.999), (0.0, 0.999)
+    assert kinds == {
+        (p, *kind)
+        for p in (1 / 16, 1 / 8, 1 / 5, 1 / 4, 2 / 5, 1 / 2)
+        for kind in (
+            (True, usual, "none"), (True, usual, "authors"), (False, usual, "none"),
+            (False, without, "none"),
+        )
+    }  # fmt: skip
+
+
+def test_the_papers_tables_are_whole():
+    for (dataset, model, metric), values in PUBLISHED.items():
+        assert len(values) == len(NAMES)
+        (*_, task) = (task for task in TASKS.values() if task.paper == dataset)
+        assert model in task.models
+        assert metric.startswith(task.metric)
+
+
+def test_penn_treebank(ptb):
+    corpus = text.penn_treebank(ptb)
+    # <eos> and "the" 60 and 30 times; words of one count by the alphabet; <unk> was not there.
+    assert corpus.vocabulary == 7
+    assert corpus.train[:7].tolist() == [0, 2, 5, 4, 0, 3, 1]
+    assert corpus.test[:3].tolist() == [0, 2, 1]
+    (ptb / "ptb.test.txt").write_text("the dog\n")
+    assert text.penn_treebank(ptb).test.tolist() == [0, 6, 1]
+    (ptb / "ptb.test.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"ptb.test.txt is not there; the files are"):
+        text.penn_treebank(ptb)
+
+
+def test_perplexity_of_a_model_that_knows_nothing_is_the_number_of_words():
+    corpus = text.Corpus(torch.arange(900) % 50, torch.arange(370) % 50, 50)
+    problem = text.make_text_problem(corpus, "lstm2", 8, 0.5, 20, torch.device("cpu"))
+    torch.nn.init.zeros_(problem.model.decoder.weight)
+    torch.nn.init.zeros_(problem.model.decoder.bias)
+    assert problem.evaluate()["test_perplexity"] == pytest.approx(50, rel=1e-5)
+    assert problem.train.shape == (45, 20)
+    assert problem.train[:, 1].tolist() == corpus.train[45:90].tolist()
+    counts = [count for _, count in problem.losses()]
+    assert len(counts) == problem.batches == 2
+    assert counts == [35, 9]
+
+
+def test_the_state_of_an_lstm_goes_on_from_batch_to_batch():
+    corpus = text.Corpus(torch.arange(2000) % 50, torch.arange(900) % 7, 50)
+    problem = text.make_text_problem(corpus, "lstm2", 8, 0.0, 20, torch.device("cpu"))
+    in_parts = problem.evaluate()["test_perplexity"]
+    with torch.no_grad():
+        logits, _ = problem.model(problem.test[:-1], None)
+    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), problem.test[1:].flatten())
+    assert in_parts == pytest.approx(math.exp(whole), rel=1e-5)
+
+
+def test_test_error_counts_images():
+    class First(torch.nn.Module):
+        def forward(self, x):
+            return torch.tensor([9.0, 5, 4, 3, 2, 1, 0, 0, 0, 0]).expand(len(x), 10)
+
+    data = [(torch.zeros(1, 8, 8), label) for label in (0, 1, 4, 9)]
+    loader = torch.utils.data.DataLoader(data, batch_size=3)
+    problem = images.ImageProblem(First(), loader, loader, torch.device("cpu"), top5=True)
+    assert problem.evaluate() == {"test_error": 75.0, "test_error_top5": 25.0}
+
+
+def test_reports(tmp_path):
+    for seed in range(2):
+        for name in ("sgd", "padam"):
+            train(replace(make_run(optimizer=name), seed=seed), tmp_path / "runs", None, 0, quietly)
+    for run in experiments.p_study(
+        TASKS["digits"], "resnet18", 1, width=4, epochs=1, threads=1, device="cpu"
+    )[:8]:
+        train(run, tmp_path / "runs", None, 0, quietly)
+    report(tmp_path, Console(quiet=True))
+    tables = (tmp_path / "tables.md").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (padam,) = (s for s in summary if s["settings"]["label"] == "Padam" and
+                s["settings"]["study"] == "optimizers")  # fmt: skip
+    errors = [padam["last_epoch_by_seed"][seed]["test_error"] for seed in "01"]
+    middle = sum(errors) / 2
+    deviation = abs(errors[0] - errors[1]) / math.sqrt(2)
+    assert f"| Padam | 94.94 | {100 - middle:.2f} ± {deviation:.2f} |" in " ".join(tables.split())
+    assert "--task digits --model resnet18 --epochs 2 --seeds 2` on here" in tables
+    with (tmp_path / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 2 + 8
+    assert {row["p"] for row in rows if row["study"] == "p"} > {"0.0625", "0.5"}
+    for name in ("optimizers-digits-resnet18.png", "p-digits-resnet18.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FileNotFoundError, match="no finished runs"):
+        report(tmp_path / "nowhere", Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--task digits --model lstm2", "has the models vgg16, resnet18, wrn-16-4"),
+        ("--task digits --model vgg16 --data .", "brings its data along"),
+        ("--task cifar10 --model vgg16", "needs --data, the folder of CIFAR-10"),
+        ("--task imagenet --model vgg16 --data . --width 8", "which take no --width"),
+        ("--task lm --model lstm2 --epochs 0", "must be at least 1, got 0"),
+        ("--task lm --model lstm2 --optimizers adan", "no 'adan'; there are all, sgd, adam"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["paper", "run", *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.paper", *map(str, arguments)],
+        cwd=Path(__file__).parent.parent, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_command_line(tmp_path, ptb):
+    arguments = ["--task", "lm", "--model", "lstm2", "--width", 4, "--epochs", 2, "--jobs", 2]
+    arguments += ["--optimizers", "sgd,padam", "--device", "cpu", "--out", tmp_path]
+    done = command("run", *arguments, "--data", ptb)
+    assert done.returncode == 0, done.stderr
+    assert "Penn Treebank, lstm2 of width 4, 2 epochs, 1 seed" in " ".join(done.stdout.split())
+    for name in ("sgd", "padam"):
+        run = make_run("ptb", "lstm2", name)
+        saved = json.loads((tmp_path / "runs" / f"{run.name}.json").read_text())
+        run = replace(run, threads=saved["settings"]["threads"])
+        assert train(run, tmp_path / "here", ptb, 0, quietly)["history"] == saved["history"]
+
+    (tmp_path / "runs" / "optimizers-ptb-lstm2-sgd-momentum-seed-0.json").unlink()
+    (ptb / "ptb.test.txt").unlink()
+    done = command("run", *arguments, "--data", ptb)
+    assert done.returncode == 2
+    assert "ptb.test.txt is not there" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
