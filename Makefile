@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 
 .PHONY: help demo bench bench-gpu test lint types tests \
 	test-build test-sanitize test-interpret test-compile test-cuda test-clients \
-	test-gpu test-gpu-sanitize kernel-tables clean
+	test-paper test-gpu test-gpu-sanitize kernel-tables paper clean
 
 help:
-	@echo "make demo           train a small CNN on handwritten digits, compare four optimizers"
+	@echo "make demo           train a small ResNet on handwritten digits by four optimizers"
 	@echo "make test           lint, types and tests"
 	@echo "make test-build     install in fresh environments, with and without torch or a compiler"
 	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
@@ -22,8 +22,10 @@ help:
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
 	@echo "make bench          time of a step beside torch.optim's and others', on this CPU"
 	@echo "make bench-gpu      the same on a GPU, with the Python that is there"
+	@echo "make paper          the paper's experiments on data that need no download, ten minutes"
+	@echo "make test-paper     those on CIFAR and ImageNet, on a few images, with torchvision"
 	@echo "make clean          remove what these made"
-	@echo "Variables: VENV=.venv, PYTHON=python3, OUT=out (reports of the benchmarks)"
+	@echo "Variables: VENV=.venv, PYTHON=python3, OUT=out (reports), JOBS=2 (runs side by side)"
 
 # Installs anew when sources of the native module or the requirements have changed.
 $(READY): requirements-dev.txt pyproject.toml setup.py $(wildcard csrc/*)
@@ -33,8 +35,17 @@ $(READY): requirements-dev.txt pyproject.toml setup.py $(wildcard csrc/*)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+# All runs of one seed on one machine are the same each time; interrupted, it goes on.
+JOBS ?= 2
+EXPERIMENTS = $(BIN)/python -m benchmarks.paper
+paper: $(READY)
+	$(EXPERIMENTS) run --task digits --model resnet18 --seeds 3 --jobs $(JOBS) --out $(OUT)/paper
+	$(EXPERIMENTS) run --task lm --model lstm2 --seeds 3 --jobs $(JOBS) --out $(OUT)/paper
+	$(EXPERIMENTS) sweep-p --task digits --model resnet18 --seeds 3 --jobs $(JOBS) --out $(OUT)/paper
+
 demo: $(READY)
-	$(BIN)/python -m benchmarks.digits
+	$(EXPERIMENTS) run --task digits --model resnet18 --optimizers sgd,adam,amsgrad,padam \
+		--jobs $(JOBS) --out $(OUT)/demo
 
 # Both benchmarks in one process; what they found goes to $(OUT) as JSON, tables and a plot.
 OUT ?= out
@@ -116,6 +127,15 @@ test-clients:
 		--force-reinstall --no-deps .
 	$(CLIENTS)/bin/pytest --expect-package-in=$(CLIENTS) -m clients tests/test_clients.py
 
+# torchvision does not import beside every torch, so it has an environment of its own as well. What
+# is tested is the native module built for the other environment: one serves every torch.
+PAPER := .venv-paper
+test-paper: $(READY)
+	@test -d $(PAPER) || $(PYTHON) -m venv $(PAPER)
+	@echo "Installing into $(PAPER); torchvision asks for the PyTorch that has CUDA, gigabytes"
+	$(PAPER)/bin/pip install --quiet --disable-pip-version-check -r requirements-paper.txt
+	$(PAPER)/bin/python -m pytest -n auto -m paper tests/test_paper_images.py
+
 GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py clipping.py custom_op.py \
 	checkpoint.py conventions.py schedulers.py)
 
@@ -129,5 +149,5 @@ test-gpu-sanitize:
 	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu tests/test_gpu.py -k "another_kernel"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build dist out *.egg-info padam_ext/_native*.so \
+	rm -rf $(VENV) $(CLIENTS) $(PAPER) build dist out *.egg-info padam_ext/_native*.so \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks

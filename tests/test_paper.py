@@ -326,6 +326,7 @@ def test_reports(tmp_path):
         ("--task cifar10 --model vgg16", "needs --data, the folder of CIFAR-10"),
         ("--task imagenet --model vgg16 --data . --width 8", "which take no --width"),
         ("--task lm --model lstm2 --epochs 0", "must be at least 1, got 0"),
+        ("--task lm --model lstm2 --device gpu", "--device gpu cannot be used here: Expected one"),
         ("--task lm --model lstm2 --optimizers adan", "no 'adan'; there are all, sgd, adam"),
     ],
 )

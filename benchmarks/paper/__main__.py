@@ -107,6 +107,10 @@ def main() -> None:
     if options.width and task.width is None:
         parser.error(f"--task {name} has torchvision's models, which take no --width")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {device} cannot be used here: {str(error).splitlines()[0]}")
     others = {
         "seeds": options.seeds,
         "width": options.width or task.width,

@@ -66,6 +66,9 @@ def carry_out(
         Exception: what the first run to fail raised, after those under way have ended. What is
             finished stays.
     """
+    before = sum((folder / f"{run.name}.json").exists() for run in runs)
+    if before:
+        console.print(f"{before} of {len(runs)} runs are in {folder} already.")
     columns = (
         *Progress.get_default_columns()[:2],
         MofNCompleteColumn(),

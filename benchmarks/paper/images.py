@@ -105,6 +105,7 @@ def cifar(classes: int, folder: Path) -> tuple[Images, Images]:
 
     Raises:
         FileNotFoundError: the folder has neither; says what was looked for.
+        ValueError: files are not what they should be.
     """
     from torchvision import datasets
     from torchvision.transforms import v2
@@ -120,7 +121,13 @@ def cifar(classes: int, folder: Path) -> tuple[Images, Images]:
     }[classes]
     if (folder / python).is_dir():
         kind = datasets.CIFAR10 if classes == 10 else datasets.CIFAR100
-        return kind(folder, train=True, transform=train), kind(folder, train=False, transform=test)
+        try:
+            return (
+                kind(folder, train=True, transform=train),
+                kind(folder, train=False, transform=test),
+            )
+        except RuntimeError as error:
+            raise ValueError(f"{folder / python}: {error}") from error
     if not (folder / binary).is_dir():
         raise FileNotFoundError(
             f"CIFAR-{classes}: neither {python} nor {binary} is in {folder}; unpack "
@@ -139,6 +146,7 @@ def imagenet(folder: Path) -> tuple[Images, Images]:
 
     Raises:
         FileNotFoundError: a folder is missing.
+        ValueError: both folders do not have the same classes, or have more than a thousand.
     """
     from torchvision import datasets
     from torchvision.transforms import v2
@@ -153,10 +161,14 @@ def imagenet(folder: Path) -> tuple[Images, Images]:
     to_floats.append(v2.Normalize(*_IMAGENET_STATISTICS))
     train = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), *to_floats])
     test = v2.Compose([v2.Resize(256), v2.CenterCrop(224), *to_floats])
-    return (
-        datasets.ImageFolder(str(folder / "train"), train),
-        datasets.ImageFolder(str(folder / "val"), test),
-    )
+    training = datasets.ImageFolder(str(folder / "train"), train)
+    testing = datasets.ImageFolder(str(folder / "val"), test)
+    if training.classes != testing.classes or len(training.classes) > 1000:
+        raise ValueError(
+            f"{folder} has {len(training.classes)} classes in train and {len(testing.classes)} in "
+            f"val; they must be the same, a thousand at most"
+        )
+    return training, testing
 
 
 def make_cnn(task: str, model: str, classes: int, width: int | None) -> nn.Module:

@@ -15,7 +15,7 @@ import platform
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +118,10 @@ def train(
         scheduler.step()
         measured = {"train_loss": loss, **problem.evaluate()}
         history.append({"lr": lr, **{key: finite(value) for key, value in measured.items()}})
-        write(
-            saved,
-            lambda path: torch.save(
-                {key: part.state_dict() for key, part in whole.items()}
-                | {"history": history, "settings": json.dumps(run.settings())},
-                path,
-            ),
-        )
+        if len(history) < run.epochs:
+            parts = {key: part.state_dict() for key, part in whole.items()}
+            parts |= {"history": history, "settings": json.dumps(run.settings())}
+            write(saved, partial(torch.save, parts))
         after_epoch(len(history))
     after_epoch(run.epochs)
     result = {
