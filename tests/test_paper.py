@@ -337,6 +337,36 @@ def test_the_command_line_says_what_is_wrong(arguments, message, monkeypatch, ca
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "module", "message"),
+    [
+        (
+            "--task digits --model resnet18 --optimizers yogi",
+            "pytorch_optimizer",
+            "No module named",
+        ),
+        ("--task cifar10 --model vgg16 --data .", "torchvision", "need a torchvision made"),
+        (
+            "--task imagenet --model vgg16 --data .",
+            "torchvision",
+            "need a torchvision made",
+        ),
+    ],
+)
+def test_what_is_not_installed(arguments, module, message, tmp_path, monkeypatch, capsys):
+    def in_this_process(runs, folder, data, workers, jobs, console):
+        train(runs[0], folder, data, workers, quietly)
+
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("benchmarks.paper.__main__.carry_out", in_this_process)
+    monkeypatch.setattr(sys, "argv", ["paper", "run", *arguments.split(), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    printed = " ".join(capsys.readouterr().err.split())
+    assert message in printed
+    assert "pip install -r requirements-paper.txt" in printed
+
+
 def command(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.paper", *map(str, arguments)],

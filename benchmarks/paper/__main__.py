@@ -124,7 +124,9 @@ def main() -> None:
         runs = p_study(task, options.model, **others)
     try:
         carry_out(runs, options.out / "runs", options.data, options.workers, options.jobs, console)
-    except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+    except ModuleNotFoundError as error:
+        parser.error(f"{error}; pip install -r requirements-paper.txt installs all that is needed")
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     report(options.out, console)
 

@@ -98,6 +98,22 @@ class _BinaryFiles(Dataset[tuple[Any, int]]):
         return self.transform(self.images[index]), int(self.labels[index])
 
 
+def _torchvision() -> Any:
+    """The module, with its second transforms.
+
+    Raises:
+        ModuleNotFoundError: it is missing, or made for another torch.
+    """
+    try:
+        import torchvision
+        import torchvision.transforms.v2
+    except (ImportError, RuntimeError) as error:
+        raise ModuleNotFoundError(
+            f"CIFAR and ImageNet need a torchvision made for torch {torch.__version__} ({error})"
+        ) from error
+    return torchvision
+
+
 def cifar(classes: int, folder: Path) -> tuple[Images, Images]:
     """CIFAR-10 or CIFAR-100 from its Python version, as torchvision reads it, or its binary one.
 
@@ -107,9 +123,8 @@ def cifar(classes: int, folder: Path) -> tuple[Images, Images]:
         FileNotFoundError: the folder has neither; says what was looked for.
         ValueError: files are not what they should be.
     """
-    from torchvision import datasets
-    from torchvision.transforms import v2
-
+    torchvision = _torchvision()
+    datasets, v2 = torchvision.datasets, torchvision.transforms.v2
     to_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     to_floats.append(v2.Normalize(*_CIFAR_STATISTICS))
     test = v2.Compose(to_floats)
@@ -148,9 +163,8 @@ def imagenet(folder: Path) -> tuple[Images, Images]:
         FileNotFoundError: a folder is missing.
         ValueError: both folders do not have the same classes, or have more than a thousand.
     """
-    from torchvision import datasets
-    from torchvision.transforms import v2
-
+    torchvision = _torchvision()
+    datasets, v2 = torchvision.datasets, torchvision.transforms.v2
     for name in ("train", "val"):
         if not (folder / name).is_dir():
             raise FileNotFoundError(
@@ -174,8 +188,7 @@ def imagenet(folder: Path) -> tuple[Images, Images]:
 def make_cnn(task: str, model: str, classes: int, width: int | None) -> nn.Module:
     """A model for 8 x 8 digits, for CIFAR, or torchvision's for ImageNet."""
     if task == "imagenet":
-        from torchvision import models
-
-        return {"resnet18": models.resnet18, "vgg16": models.vgg16}[model](num_classes=classes)
+        network: nn.Module = getattr(_torchvision().models, model)(num_classes=classes)
+        return network
     assert width is not None
     return CNNS[model](1 if task == "digits" else 3, classes, width)

@@ -50,8 +50,9 @@ def labelled(results: list[Result], labels: Iterable[str]) -> dict[str, list[Res
 
 
 def finish(axes: Axes, metric: str, task: Task) -> None:
-    """The scale, the grid and where the learning rate fell."""
+    """The scale, its label and the grid."""
     axes.set(yscale="log", ylabel=AXES[metric], title=f"{AXES[metric]}, {task.title}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3, which="both")
 
 
