@@ -343,7 +343,7 @@ def test_the_command_line_says_what_is_wrong(arguments, message, monkeypatch, ca
         (
             "--task digits --model resnet18 --optimizers yogi",
             "pytorch_optimizer",
-            "No module named",
+            "import of pytorch_optimizer",
         ),
         ("--task cifar10 --model vgg16 --data .", "torchvision", "need a torchvision made"),
         (

@@ -69,7 +69,7 @@ TASKS = {
              "CIFAR-100", 100),
         Task("imagenet", "ImageNet", False, ("resnet18", "vgg16"), "imagenet", 100, _THIRDS, 256,
              None, _ERROR, "ImageNet", 1000),
-        Task("lm", "Python's documentation", True, _LSTMS, "", 8, _HALF, 20, 64, _PERPLEXITY,
+        Task("lm", "Python's documentation", True, _LSTMS, "", 6, _HALF, 20, 64, _PERPLEXITY,
              "Penn Treebank", dropout=0.2),
         Task("ptb", "Penn Treebank", False, _LSTMS, "", 200, _HALF, 20, 650, _PERPLEXITY,
              "Penn Treebank", dropout=0.5),
