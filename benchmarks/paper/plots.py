@@ -51,7 +51,8 @@ def labelled(results: list[Result], labels: Iterable[str]) -> dict[str, list[Res
 
 def finish(axes: Axes, metric: str, task: Task) -> None:
     """The scale, its label and the grid."""
-    axes.set(yscale="log", ylabel=AXES[metric], title=f"{AXES[metric]}, {task.title}")
+    scale = "log" if task.metric == "test_error" else "linear"
+    axes.set(yscale=scale, ylabel=AXES[metric], title=f"{AXES[metric]}, {task.title}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3, which="both")
 
