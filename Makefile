@@ -31,7 +31,9 @@ help:
 $(READY): requirements-dev.txt pyproject.toml setup.py $(wildcard csrc/*)
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV); PyTorch takes a while the first time"
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -r requirements-dev.txt
+	@# As pip would have, but on all processors. Some packages hold files for other Pythons.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
@@ -79,8 +81,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# As many processes as processors, with as many threads each: those that wait must not do so busily.
 tests: $(READY)
-	$(BIN)/python -m pytest -n auto
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto
 
 test-build: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m build
@@ -93,7 +96,7 @@ test-sanitize: $(READY)
 	rm -rf $(SANITIZED)
 	PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS="-DPADAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo" \
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) .
-	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 \
+	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 OMP_WAIT_POLICY=passive \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest -n auto --expect-package-in=$(SANITIZED) -k "not eager and not cpu-plain" \
 		tests/test_native.py tests/test_layouts.py tests/test_random_lists.py tests/test_edges.py tests/test_ranges.py \
@@ -134,7 +137,7 @@ test-paper: $(READY)
 	@test -d $(PAPER) || $(PYTHON) -m venv $(PAPER)
 	@echo "Installing into $(PAPER); torchvision asks for the PyTorch that has CUDA, gigabytes"
 	$(PAPER)/bin/pip install --quiet --disable-pip-version-check -r requirements-paper.txt
-	$(PAPER)/bin/python -m pytest -n auto -m paper tests/test_paper_images.py
+	OMP_WAIT_POLICY=passive $(PAPER)/bin/python -m pytest -n auto -m paper tests/test_paper_images.py
 
 GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py clipping.py custom_op.py \
 	checkpoint.py conventions.py schedulers.py)

@@ -20,6 +20,25 @@ if INTERPRETED:
     VARIANTS = ["triton"]
 
 
+# Tests of numbers run at each SIMD level. The others look at what happens before a kernel is
+# called, to which the level makes no difference: there the best one stands for all.
+TESTS_OF_NUMBERS = {
+    f"test_{name}"
+    for name in ("update", "edges", "ranges", "layouts", "random_lists", "clipping", "peers")
+}
+
+
+def pytest_collection_modifyitems(config, items):
+    others = {f"cpu-{level}" for level in LEVELS[1:]}
+    kept, left = [], []
+    for item in items:
+        variant = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+        of_numbers = item.module.__name__ in TESTS_OF_NUMBERS
+        (left if variant in others and not of_numbers else kept).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
 @pytest.fixture(params=VARIANTS)
 def backend(request, monkeypatch):
     """The name of each backend in turn; the CPU's once for each SIMD level.

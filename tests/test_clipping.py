@@ -127,9 +127,14 @@ def test_a_norm_of_nan_reaches_everything_as_in_torch(backend, on_device):
     assert optimizer.skipped_steps == 0
 
 
-# Step counts that differ play a part with bias correction.
-@pytest.mark.parametrize("bias_correction", ["none", "authors", "adam"])
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+# Step counts that differ play a part with bias correction, whatever made the norm not finite.
+@pytest.mark.parametrize(
+    ("poison", "bias_correction"),
+    [
+        (math.nan, "none"), (math.nan, "authors"), (math.nan, "adam"),
+        (math.inf, "adam"), (-math.inf, "authors"),
+    ],
+)  # fmt: skip
 def test_a_step_of_nonfinite_norm_is_skipped(poison, bias_correction, backend, on_device):
     params, others = on_device(), on_device()
     options = {"weight_decay": 0.1, "bias_correction": bias_correction, "backend": backend}

@@ -39,15 +39,17 @@ class Environment:
     """A new virtual environment without torch."""
 
     def __init__(self, folder):
-        venv.create(folder, with_pip=True)
+        venv.create(folder)  # without a pip of its own, which would take as long as an install
         self.python = folder / "bin" / "python"
         output = run(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
         self.site_packages = Path(output.strip())
 
     def install(self, *what, **environment):
-        pip = (self.python, "-m", "pip", "--disable-pip-version-check", "install", "-v")
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python)
         # Where it matters, a test asks for more than the CPU's code, which is built faster.
-        return run(*pip, "--no-deps", *what, **{"PADAM_EXT_BUILD": "cpu"} | environment)
+        return run(
+            *pip, "install", "-v", "--no-deps", *what, **{"PADAM_EXT_BUILD": "cpu"} | environment
+        )
 
     def lend_torch(self):
         """Makes torch and what it needs visible, as if it had been installed afterwards."""

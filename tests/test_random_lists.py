@@ -4,7 +4,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checking import step_and_check
+from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
 
 shapes = st.lists(st.integers(0, 6), min_size=0, max_size=4)
@@ -27,7 +27,9 @@ def layouts(draw):
 
 
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=25 if INTERPRETED else 60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(pairs=st.lists(layouts(), min_size=1, max_size=6), partial=st.sampled_from([0.125, 0.3]))
 def test_any_list_of_any_layouts(pairs, partial, backend):
