@@ -231,23 +231,24 @@ def test_more_than_two_to_the_31_elements():
         strict=True,
     )
     x, g, m = chunks[:3]
-    x.zero_()
-    g.fill_(1.0)
-    # b1 = 0, p = 0, lr = 1: every visit takes 1 from x.
-    options = OPTIONS._replace(lr=1.0, beta1=0.0, partial=0.0)
     arguments = table([tensors(1)]) | {
         "addresses": array("q", starts),
         "numels": array("q", [numel]),
-        "constants": array("d", make_constants(options, 1.0)),
     }
-    native.module.step_cpu(**arguments)
-    assert (x[:extra] == -(repeats + 1)).all()
-    assert (x[extra:] == -repeats).all()
+    for partial in (0.0, 0.125):  # there is a loop for each
+        x.zero_()
+        g.fill_(1.0)
+        # b1 = b2 = 0, lr = 1: every visit takes 1 from x.
+        options = OPTIONS._replace(lr=1.0, beta1=0.0, beta2=0.0, partial=partial)
+        row = array("d", make_constants(options, 1.0))
+        native.module.step_cpu(**arguments | {"constants": row})
+        assert (x[:extra] == -(repeats + 1)).all()
+        assert (x[extra:] == -repeats).all()
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
         return  # takes most of a minute; these were the longest offsets that there are
     # Threads: shares begin at large offsets. What repeats is stepped by several at once, so here
     # a step does the same each time: lr = 0 and b1 = 0 set m to the gradient.
     g.copy_(torch.arange(chunk_numel))
-    row = make_constants(options._replace(lr=0.0), 1.0)
-    native.module.step_cpu(**arguments | {"constants": array("d", row), "num_threads": 2})
+    row = array("d", make_constants(options._replace(lr=0.0, partial=0.0), 1.0))
+    native.module.step_cpu(**arguments | {"constants": row, "num_threads": 2})
     assert torch.equal(m, g)

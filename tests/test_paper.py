@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,7 +62,7 @@ def ptb(tmp_path):
 
 def make_run(task="digits", model="resnet18", optimizer="padam", epochs=2, changes=None):
     (run,) = experiments.optimizer_study(
-        TASKS[task], model, [optimizer], 1, width=4, epochs=epochs, threads=1, device="cpu"
+        TASKS[task], model, [optimizer], 1, width=4, epochs=epochs, device="cpu"
     )
     return replace(run, options=run.options | (changes or {}))
 
@@ -96,7 +97,7 @@ def test_every_model_with_every_optimizer(task, model, optimizer, tmp_path, ptb)
     seen = []
     run = make_run(task, model, optimizer)
     data = ptb if task == "ptb" else None
-    result = train(run, tmp_path, data, 0, seen.append)
+    result = train(run, tmp_path, data, seen.append)
     assert seen == [0, 1, 2, 2]
     lr = run.options["lr"]
     assert [epoch["lr"] for epoch in result["history"]] == pytest.approx([lr, lr / 10])
@@ -109,7 +110,7 @@ def test_every_model_with_every_optimizer(task, model, optimizer, tmp_path, ptb)
 @pytest.mark.parametrize(("task", "model"), [("digits", "resnet18"), ("lm", "lstm2")])
 def test_padam_learns(task, model, tmp_path):
     changes = {"lr": 1.0, "partial": 0.2} if task == "lm" else {}
-    history = train(make_run(task, model, epochs=8, changes=changes), tmp_path, None, 0, quietly)
+    history = train(make_run(task, model, epochs=8, changes=changes), tmp_path, None, quietly)
     first, *_, last = history["history"]
     assert last["train_loss"] < first["train_loss"] - 0.7
     assert last[TASKS[task].metric] < first[TASKS[task].metric]
@@ -121,16 +122,16 @@ def test_padam_learns(task, model, tmp_path):
 )
 def test_an_interrupted_run_ends_as_one_that_never_stopped(task, model, optimizer, tmp_path):
     run = make_run(task, model, optimizer, epochs=4)
-    whole = train(run, tmp_path / "whole", None, 0, quietly)
+    whole = train(run, tmp_path / "whole", None, quietly)
 
     def interrupt(epochs):
         if epochs == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(run, tmp_path / "parts", None, 0, interrupt)
+        train(run, tmp_path / "parts", None, interrupt)
     seen = []
-    assert train(run, tmp_path / "parts", None, 0, seen.append) == whole
+    assert train(run, tmp_path / "parts", None, seen.append) == whole
     assert seen == [3, 4, 4]
     files = [(tmp_path / part / f"{run.name}.json").read_bytes() for part in ("whole", "parts")]
     assert files[0] == files[1]
@@ -138,9 +139,7 @@ def test_an_interrupted_run_ends_as_one_that_never_stopped(task, model, optimize
 
 def test_seeds_differ(tmp_path):
     losses = {
-        train(replace(make_run(), seed=seed), tmp_path, None, 0, quietly)["history"][0][
-            "train_loss"
-        ]
+        train(replace(make_run(), seed=seed), tmp_path, None, quietly)["history"][0]["train_loss"]
         for seed in range(3)
     }
     assert len(losses) == 3
@@ -148,18 +147,18 @@ def test_seeds_differ(tmp_path):
 
 def test_a_finished_run_is_not_made_again_nor_taken_for_another(tmp_path, monkeypatch):
     run = make_run(epochs=1)
-    first = train(run, tmp_path, None, 0, quietly)
+    first = train(run, tmp_path, None, quietly)
     monkeypatch.setattr(training, "make_problem", None)
-    assert train(run, tmp_path, None, 0, quietly) == first
+    assert train(run, tmp_path, None, quietly) == first
     other = replace(run, epochs=5)
     with pytest.raises(ValueError, match=r"epochs=1, this one has epochs=5; give another --out"):
-        train(other, tmp_path, None, 0, quietly)
+        train(other, tmp_path, None, quietly)
 
 
 def test_a_run_that_diverges_stops_and_says_so(tmp_path):
     seen = []
     run = make_run(optimizer="sgd", epochs=6, changes={"lr": 1e30})
-    result = train(run, tmp_path / "runs", None, 0, seen.append)
+    result = train(run, tmp_path / "runs", None, seen.append)
     assert len(result["history"]) < 6
     assert result["history"][-1]["train_loss"] is None
     assert seen[-1] == 6
@@ -214,9 +213,7 @@ def test_normalized_weight_decay():
 
 
 def test_the_p_study():
-    runs = experiments.p_study(
-        TASKS["digits"], "resnet18", 2, width=4, epochs=1, threads=1, device="cpu"
-    )
+    runs = experiments.p_study(TASKS["digits"], "resnet18", 2, width=4, epochs=1, device="cpu")
     assert len({run.name for run in runs}) == len(runs) == 2 * 4 * 6
     params = [torch.nn.Parameter(torch.ones(3))]
     kinds = set()
@@ -293,11 +290,11 @@ def test_test_error_counts_images():
 def test_reports(tmp_path):
     for seed in range(2):
         for name in ("sgd", "padam"):
-            train(replace(make_run(optimizer=name), seed=seed), tmp_path / "runs", None, 0, quietly)
-    for run in experiments.p_study(
-        TASKS["digits"], "resnet18", 1, width=4, epochs=1, threads=1, device="cpu"
-    )[:8]:
-        train(run, tmp_path / "runs", None, 0, quietly)
+            train(replace(make_run(optimizer=name), seed=seed), tmp_path / "runs", None, quietly)
+    for run in experiments.p_study(TASKS["digits"], "resnet18", 1, width=4, epochs=1, device="cpu")[
+        :8
+    ]:
+        train(run, tmp_path / "runs", None, quietly)
     report(tmp_path, Console(quiet=True))
     tables = (tmp_path / "tables.md").read_text()
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -355,7 +352,7 @@ def test_the_command_line_says_what_is_wrong(arguments, message, monkeypatch, ca
 )
 def test_what_is_not_installed(arguments, module, message, tmp_path, monkeypatch, capsys):
     def in_this_process(runs, folder, data, workers, jobs, console):
-        train(runs[0], folder, data, workers, quietly)
+        train(runs[0], folder, data, quietly)
 
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr("benchmarks.paper.__main__.carry_out", in_this_process)
@@ -371,6 +368,7 @@ def command(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.paper", *map(str, arguments)],
         cwd=Path(__file__).parent.parent, capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -383,8 +381,7 @@ def test_the_command_line(tmp_path, ptb):
     for name in ("sgd", "padam"):
         run = make_run("ptb", "lstm2", name)
         saved = json.loads((tmp_path / "runs" / f"{run.name}.json").read_text())
-        run = replace(run, threads=saved["settings"]["threads"])
-        assert train(run, tmp_path / "here", ptb, 0, quietly)["history"] == saved["history"]
+        assert train(run, tmp_path / "here", ptb, quietly)["history"] == saved["history"]
 
     (tmp_path / "runs" / "optimizers-ptb-lstm2-sgd-momentum-seed-0.json").unlink()
     (ptb / "ptb.test.txt").unlink()

@@ -97,7 +97,7 @@ def imagenet(tmp_path):
 def make_run(task, model, optimizer):
     width = None if task == "imagenet" else 4
     (run,) = experiments.optimizer_study(
-        TASKS[task], model, [optimizer], 1, width=width, epochs=1, threads=1, device="cpu"
+        TASKS[task], model, [optimizer], 1, width=width, epochs=1, device="cpu"
     )
     return run
 
@@ -129,7 +129,7 @@ def test_cifar(version, classes, tmp_path, monkeypatch):
 )
 def test_every_model_with_every_optimizer(task, version, model, optimizer, tmp_path, monkeypatch):
     version(tmp_path, TASKS[task].classes, monkeypatch)
-    result = train(make_run(task, model, optimizer), tmp_path, tmp_path, 0, lambda epochs: None)
+    result = train(make_run(task, model, optimizer), tmp_path, tmp_path, lambda epochs: None)
     assert all(math.isfinite(value) for value in result["history"][0].values())
 
 
@@ -137,7 +137,7 @@ def test_every_model_with_every_optimizer(task, version, model, optimizer, tmp_p
     ("model", "optimizer"), [*(("resnet18", name) for name in NAMES), ("vgg16", "padam")]
 )
 def test_imagenet(model, optimizer, imagenet, tmp_path):
-    result = train(make_run("imagenet", model, optimizer), tmp_path, imagenet, 0, lambda _: None)
+    result = train(make_run("imagenet", model, optimizer), tmp_path, imagenet, lambda _: None)
     (epoch,) = result["history"]
     assert epoch.keys() == {"lr", "train_loss", "test_error", "test_error_top5"}
     assert epoch["test_error_top5"] <= epoch["test_error"]
@@ -153,7 +153,7 @@ def test_workers_change_nothing_between_runs(tmp_path, monkeypatch):
     binary_version(tmp_path, 10, monkeypatch)
     run = replace(make_run("cifar10", "resnet18", "padam"), epochs=2)
     first, second = (
-        train(run, tmp_path / out, tmp_path, 2, lambda epochs: None) for out in ("a", "b")
+        train(run, tmp_path / out, tmp_path, lambda epochs: None, 2) for out in ("a", "b")
     )
     assert first == second
 
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_a_folder(task, content, message, tmp_path, monkeypat
         (tmp_path / name).write_bytes(value)
 
     def in_this_process(runs, folder, data, workers, jobs, console):
-        train(runs[0], folder, data, workers, lambda epochs: None)
+        train(runs[0], folder, data, lambda epochs: None)
 
     monkeypatch.setattr("benchmarks.paper.__main__.carry_out", in_this_process)
     arguments = ["run", "--task", task, "--model", "resnet18", "--data", str(tmp_path)]

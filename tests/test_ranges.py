@@ -148,7 +148,7 @@ def test_an_extreme_second_moment_changes_nothing_about_its_neighbours(extreme, 
 def test_decay_is_added_to_the_gradient_with_one_rounding(seed, backend):
     """v is the square of that sum, which doubles its error."""
     generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
-    size = 2_000 if INTERPRETED else 20_000
+    size = 2_000 if INTERPRETED else 100_000
     param = torch.nn.Parameter(torch.randn(size, generator=generator))
     param.grad = torch.randn(size, generator=generator)
     optimizer = FusedPadam([param], weight_decay=5e-4, betas=(0.0, 0.0), backend=backend)

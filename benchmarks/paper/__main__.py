@@ -115,7 +115,6 @@ def main() -> None:
         "seeds": options.seeds,
         "width": options.width or task.width,
         "epochs": options.epochs or task.epochs,
-        "threads": max(1, torch.get_num_threads() // options.jobs),
         "device": device,
     }
     if options.command == "run":

@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -60,7 +61,7 @@ def p_study(task: Task, model: str, seeds: int, **others: Any) -> list[Run]:
 def carry_out(
     runs: list[Run], folder: Path, data: Path | None, workers: int, jobs: int, console: Console
 ) -> None:
-    """Trains all of them, `jobs` at a time, and shows how far they are.
+    """Trains all of them, `jobs` at a time, which share the threads, and shows how far they are.
 
     Raises:
         Exception: what the first run to fail raised, after those under way have ended. What is
@@ -76,9 +77,12 @@ def carry_out(
         TimeRemainingColumn(),
     )
     context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // jobs)
     with (
         context.Manager() as manager,
-        ProcessPoolExecutor(jobs, mp_context=context) as executor,
+        ProcessPoolExecutor(
+            jobs, context, initializer=torch.set_num_threads, initargs=(threads,)
+        ) as executor,
         Progress(*columns, console=console) as progress,
     ):
         queue = manager.Queue()
@@ -101,4 +105,4 @@ def carry_out(
 
 
 def _train(run: Run, folder: Path, data: Path | None, workers: int, queue: Any) -> None:
-    train(run, folder, data, workers, lambda epochs: queue.put((run.name, epochs)))
+    train(run, folder, data, lambda epochs: queue.put((run.name, epochs)), workers)

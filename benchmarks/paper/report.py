@@ -121,10 +121,9 @@ def origin(results: list[Result]) -> str:
         f"{value}" if key == "device" else f"{key} {value}"
         for key, value in result["environment"].items()
     ) for result in results})  # fmt: skip
-    threads = f", threads: {settings['threads']}" if settings["device"] == "cpu" else ""
     return (
         f"`python -m benchmarks.paper {command} --task {task} --model {settings['model']}{data} "
-        f"--epochs {settings['epochs']} --seeds {seeds}` on {'; '.join(places)}{threads}"
+        f"--epochs {settings['epochs']} --seeds {seeds}` on {'; '.join(places)}"
     )
 
 

@@ -32,7 +32,7 @@ Epoch = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Run:
-    """What determines a run's result on one machine.
+    """What determines a run's result on one machine, but for the number of threads.
 
     Attributes:
         study: "optimizers" or "p".
@@ -40,7 +40,6 @@ class Run:
         optimizer: a key of optimizers.NAMES.
         options: the optimizer's; None takes the paper's.
         task, model, width, epochs, seed: see tasks.Task.
-        threads: of PyTorch on the CPU.
         device: of the training, such as "cpu" or "cuda".
     """
 
@@ -53,7 +52,6 @@ class Run:
     width: int | None
     epochs: int
     seed: int
-    threads: int
     device: str
 
     @property
@@ -72,7 +70,11 @@ class Run:
 
 
 def train(
-    run: Run, folder: Path, data: Path | None, workers: int, after_epoch: Callable[[int], None]
+    run: Run,
+    folder: Path,
+    data: Path | None,
+    after_epoch: Callable[[int], None],
+    workers: int = 0,
 ) -> dict[str, Any]:
     """Trains, or finds that it has been done, and returns what the JSON file has.
 
@@ -80,8 +82,8 @@ def train(
         run: what to train.
         folder: where the JSON file and the checkpoint go; goes on from those that are there.
         data: the folder of the user's data; None for the embedded ones.
-        workers: processes that load images.
         after_epoch: is told how many epochs are done, first how many were before.
+        workers: processes that load images.
 
     Raises:
         ValueError: the folder has the run with other settings.
@@ -93,7 +95,6 @@ def train(
         after_epoch(run.epochs)
         return result
 
-    torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     device, task = torch.device(run.device), TASKS[run.task]
     problem = make_problem(task, run.model, run.width, data, device, workers)
@@ -184,5 +185,7 @@ def environment(device: str) -> dict[str, str]:
     else:
         import cpuinfo
 
-        name = cpuinfo.get_cpu_info().get("brand_raw") or platform.machine()
+        cpu = cpuinfo.get_cpu_info().get("brand_raw") or platform.machine()
+        threads = torch.get_num_threads()
+        name = f"{cpu}, {threads} thread{'s' if threads > 1 else ''}"
     return {"device": name, "python": platform.python_version(), "torch": torch.__version__}
