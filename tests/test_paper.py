@@ -4,8 +4,10 @@ import csv
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,14 +62,20 @@ def ptb(tmp_path):
     return folder
 
 
-def make_run(task="digits", model="resnet18", optimizer="padam", epochs=2, changes=None):
+def make_run(task="digits", model="resnet18", optimizer="padam", epochs=2, changes=None, data=None):
     (run,) = experiments.optimizer_study(
-        TASKS[task], model, [optimizer], 1, width=4, epochs=epochs, device="cpu"
+        TASKS[task], model, [optimizer], 1, width=4, epochs=epochs, data=data, device="cpu"
     )
     return replace(run, options=run.options | (changes or {}))
 
 
-def quietly(epochs):
+def p_runs(seeds=1):
+    return experiments.p_study(
+        TASKS["digits"], "resnet18", seeds, width=4, epochs=1, data=None, device="cpu"
+    )
+
+
+def quietly(history):
     pass
 
 
@@ -82,7 +90,10 @@ def test_models_have_the_known_sizes():
     convolutions = sum(9 * shape[0] * shape[1] + 2 * shape[0] for shape in workloads.vgg16()
                        if len(shape) == 4)  # fmt: skip
     vgg = CNNS["vgg16"](3, 10, 64)
-    assert sum(param.numel() for param in vgg.parameters()) == convolutions + 5130
+    assert (
+        sum(param.numel() for param in vgg.parameters())
+        == convolutions + 2 * (512 * 512 + 512) + 5130
+    )
 
 
 @pytest.mark.parametrize("name", CNNS)
@@ -95,10 +106,9 @@ def test_cnns_take_images_of_digits_and_of_cifar(name, size):
 @pytest.mark.parametrize(("task", "model"), DIGITS + TEXTS)
 def test_every_model_with_every_optimizer(task, model, optimizer, tmp_path, ptb):
     seen = []
-    run = make_run(task, model, optimizer)
-    data = ptb if task == "ptb" else None
-    result = train(run, tmp_path, data, seen.append)
-    assert seen == [0, 1, 2, 2]
+    run = make_run(task, model, optimizer, data=str(ptb) if task == "ptb" else None)
+    result = train(run, tmp_path, lambda history: seen.append(len(history)))
+    assert seen == [0, 1, 2]
     lr = run.options["lr"]
     assert [epoch["lr"] for epoch in result["history"]] == pytest.approx([lr, lr / 10])
     for epoch in result["history"]:
@@ -110,7 +120,7 @@ def test_every_model_with_every_optimizer(task, model, optimizer, tmp_path, ptb)
 @pytest.mark.parametrize(("task", "model"), [("digits", "resnet18"), ("lm", "lstm2")])
 def test_padam_learns(task, model, tmp_path):
     changes = {"lr": 1.0, "partial": 0.2} if task == "lm" else {}
-    history = train(make_run(task, model, epochs=8, changes=changes), tmp_path, None, quietly)
+    history = train(make_run(task, model, epochs=8, changes=changes), tmp_path, quietly)
     first, *_, last = history["history"]
     assert last["train_loss"] < first["train_loss"] - 0.7
     assert last[TASKS[task].metric] < first[TASKS[task].metric]
@@ -122,24 +132,55 @@ def test_padam_learns(task, model, tmp_path):
 )
 def test_an_interrupted_run_ends_as_one_that_never_stopped(task, model, optimizer, tmp_path):
     run = make_run(task, model, optimizer, epochs=4)
-    whole = train(run, tmp_path / "whole", None, quietly)
+    whole = train(run, tmp_path / "whole", quietly)
 
-    def interrupt(epochs):
-        if epochs == 3:
+    def interrupt(history):
+        if len(history) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(run, tmp_path / "parts", None, interrupt)
+        train(run, tmp_path / "parts", interrupt)
     seen = []
-    assert train(run, tmp_path / "parts", None, seen.append) == whole
-    assert seen == [3, 4, 4]
+    go_on = train(run, tmp_path / "parts", lambda history: seen.append(len(history)))
+    assert go_on == whole
+    assert seen == [3, 4]
     files = [(tmp_path / part / f"{run.name}.json").read_bytes() for part in ("whole", "parts")]
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize(
+    "other", [{"width": 8}, {"epochs": 3}, {"optimizer": "sgd", "width": 8}, {"data": "/other"}]
+)
+def test_runs_that_differ_are_refused_before_any_is_trained(other, tmp_path):
+    run = make_run()
+    train(run, tmp_path, quietly)
+    label = NAMES[other.get("optimizer", "padam")]
+    runs = [replace(run, seed=1), replace(run, label=label, **other)]
+    with pytest.raises(ValueError, match=r"one has .*; give another --out, or delete that file"):
+        experiments.carry_out(runs[::-1], tmp_path, 0, 1, Console(quiet=True))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b'{"settings"', b"\xff"])
+@pytest.mark.parametrize("ending", ["json", "checkpoint"])
+def test_damaged_files_are_named(ending, content, tmp_path):
+    run = make_run()
+    (tmp_path / f"{run.name}.{ending}").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{run.name}.{ending} is damaged .*; delete it"):
+        train(run, tmp_path, quietly)
+
+
+def test_a_finished_run_keeps_no_checkpoint(tmp_path):
+    run = make_run(epochs=1)
+    train(run, tmp_path, quietly)
+    (tmp_path / f"{run.name}.checkpoint").write_bytes(b"left by a process that was killed")
+    train(run, tmp_path, quietly)
+    assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
+
+
 def test_seeds_differ(tmp_path):
     losses = {
-        train(replace(make_run(), seed=seed), tmp_path, None, quietly)["history"][0]["train_loss"]
+        train(replace(make_run(), seed=seed), tmp_path, quietly)["history"][0]["train_loss"]
         for seed in range(3)
     }
     assert len(losses) == 3
@@ -147,24 +188,40 @@ def test_seeds_differ(tmp_path):
 
 def test_a_finished_run_is_not_made_again_nor_taken_for_another(tmp_path, monkeypatch):
     run = make_run(epochs=1)
-    first = train(run, tmp_path, None, quietly)
+    first = train(run, tmp_path, quietly)
     monkeypatch.setattr(training, "make_problem", None)
-    assert train(run, tmp_path, None, quietly) == first
+    assert train(run, tmp_path, quietly) == first
     other = replace(run, epochs=5)
     with pytest.raises(ValueError, match=r"epochs=1, this one has epochs=5; give another --out"):
-        train(other, tmp_path, None, quietly)
+        train(other, tmp_path, quietly)
 
 
 def test_a_run_that_diverges_stops_and_says_so(tmp_path):
-    seen = []
-    run = make_run(optimizer="sgd", epochs=6, changes={"lr": 1e30})
-    result = train(run, tmp_path / "runs", None, seen.append)
+    run = make_run(optimizer="sgd", epochs=6)
+    train(replace(run, seed=1), tmp_path / "runs", quietly)
+    settings = make_run(optimizer="sgd", epochs=6, changes={"lr": 1e30})
+    result = train(settings, tmp_path / "runs", quietly)
     assert len(result["history"]) < 6
-    assert result["history"][-1]["train_loss"] is None
-    assert seen[-1] == 6
+    del result["history"][-1]["lr"]
+    assert result["history"][-1] == {"train_loss": None, "test_error": None}
     assert "NaN" not in (tmp_path / "runs" / f"{run.name}.json").read_text()
     report(tmp_path, Console(quiet=True))
-    assert "1 of 1 diverged" in (tmp_path / "tables.md").read_text()
+    tables = " ".join((tmp_path / "tables.md").read_text().split())
+    assert "| SGD-Momentum | 95.00 | 1 of 2 diverged | 1 of 2 diverged |" in tables
+
+
+def test_reports_of_nothing_but_diverged_runs(tmp_path):
+    """From their first epoch."""
+    runs = [make_run(optimizer="sgd"), *p_runs()[:1]]
+    for run in runs:
+        history = [{"lr": 0.1, "train_loss": None, "test_error": None}]
+        result = {"settings": run.settings(), "environment": {"device": "x"}, "history": history}
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        (tmp_path / "runs" / f"{run.name}.json").write_text(json.dumps(result))
+    report(tmp_path, Console(quiet=True))
+    assert (tmp_path / "tables.md").read_text().count("1 of 1 diverged") == 3
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary[0]["mean_over_seeds"] == {"train_loss": None, "test_error": None}
 
 
 def test_decays_are_at_the_papers_epochs_in_proportion():
@@ -173,6 +230,9 @@ def test_decays_are_at_the_papers_epochs_in_proportion():
     assert TASKS["imagenet"].decay_epochs(100) == [30, 60, 80]
     assert TASKS["imagenet"].decay_epochs(10) == [3, 6, 8]
     assert TASKS["cifar100"].decay_epochs(40) == [20, 30]
+    # The shortest runs have no decay before they begin, nor two at once in the middle.
+    assert TASKS["digits"].decay_epochs(1) == [1, 1]
+    assert TASKS["digits"].decay_epochs(3) == [2, 3]
 
 
 def test_hyperparameters_reach_the_optimizers():
@@ -213,7 +273,9 @@ def test_normalized_weight_decay():
 
 
 def test_the_p_study():
-    runs = experiments.p_study(TASKS["digits"], "resnet18", 2, width=4, epochs=1, device="cpu")
+    runs = experiments.p_study(
+        TASKS["digits"], "resnet18", 2, width=4, epochs=1, data=None, device="cpu"
+    )
     assert len({run.name for run in runs}) == len(runs) == 2 * 4 * 6
     params = [torch.nn.Parameter(torch.ones(3))]
     kinds = set()
@@ -253,6 +315,23 @@ def test_penn_treebank(ptb):
         text.penn_treebank(ptb)
 
 
+def test_no_paragraph_is_in_both_parts_of_the_documentation(monkeypatch):
+    monkeypatch.undo()
+    corpus = text.python_documentation()
+
+    def paragraphs(words):
+        words = words.tolist()
+        parts, end = [[]], words[-1]
+        for word in words:
+            parts.append([]) if word == end else parts[-1].append(word)
+        return {tuple(part) for part in parts if len(part) > 8}
+
+    train_part, test_part = paragraphs(corpus.train), paragraphs(corpus.test)
+    assert len(test_part) > 100
+    # What differs in rare words only is the same here.
+    assert len(train_part & test_part) <= 0.02 * len(test_part)
+
+
 def test_perplexity_of_a_model_that_knows_nothing_is_the_number_of_words():
     corpus = text.Corpus(torch.arange(900) % 50, torch.arange(370) % 50, 50)
     problem = text.make_text_problem(corpus, "lstm2", 8, 0.5, 20, torch.device("cpu"))
@@ -290,11 +369,11 @@ def test_test_error_counts_images():
 def test_reports(tmp_path):
     for seed in range(2):
         for name in ("sgd", "padam"):
-            train(replace(make_run(optimizer=name), seed=seed), tmp_path / "runs", None, quietly)
-    for run in experiments.p_study(TASKS["digits"], "resnet18", 1, width=4, epochs=1, device="cpu")[
-        :8
-    ]:
-        train(run, tmp_path / "runs", None, quietly)
+            train(replace(make_run(optimizer=name), seed=seed), tmp_path / "runs", quietly)
+    for run in experiments.p_study(
+        TASKS["digits"], "resnet18", 1, width=4, epochs=1, data=None, device="cpu"
+    )[:8]:
+        train(run, tmp_path / "runs", quietly)
     report(tmp_path, Console(quiet=True))
     tables = (tmp_path / "tables.md").read_text()
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -304,7 +383,7 @@ def test_reports(tmp_path):
     middle = sum(errors) / 2
     deviation = abs(errors[0] - errors[1]) / math.sqrt(2)
     assert f"| Padam | 94.94 | {100 - middle:.2f} ± {deviation:.2f} |" in " ".join(tables.split())
-    assert "--task digits --model resnet18 --epochs 2 --seeds 2` on here" in tables
+    assert "resnet18 --width 4 --optimizers sgd,padam --epochs 2 --seeds 2` on here" in tables
     with (tmp_path / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 2 * 2 + 8
@@ -351,12 +430,14 @@ def test_the_command_line_says_what_is_wrong(arguments, message, monkeypatch, ca
     ],
 )
 def test_what_is_not_installed(arguments, module, message, tmp_path, monkeypatch, capsys):
-    def in_this_process(runs, folder, data, workers, jobs, console):
-        train(runs[0], folder, data, quietly)
+    def in_this_process(runs, folder, workers, jobs, console):
+        train(runs[0], folder, quietly)
 
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr("benchmarks.paper.__main__.carry_out", in_this_process)
-    monkeypatch.setattr(sys, "argv", ["paper", "run", *arguments.split(), "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        sys, "argv", ["paper", "run", *arguments.split(), "--width", "4", "--out", str(tmp_path)]
+    )
     with pytest.raises(SystemExit, match="2"):
         main()
     printed = " ".join(capsys.readouterr().err.split())
@@ -379,9 +460,9 @@ def test_the_command_line(tmp_path, ptb):
     assert done.returncode == 0, done.stderr
     assert "Penn Treebank, lstm2 of width 4, 2 epochs, 1 seed" in " ".join(done.stdout.split())
     for name in ("sgd", "padam"):
-        run = make_run("ptb", "lstm2", name)
+        run = make_run("ptb", "lstm2", name, data=str(ptb))
         saved = json.loads((tmp_path / "runs" / f"{run.name}.json").read_text())
-        assert train(run, tmp_path / "here", ptb, quietly)["history"] == saved["history"]
+        assert train(run, tmp_path / "here", quietly)["history"] == saved["history"]
 
     (tmp_path / "runs" / "optimizers-ptb-lstm2-sgd-momentum-seed-0.json").unlink()
     (ptb / "ptb.test.txt").unlink()
@@ -389,3 +470,36 @@ def test_the_command_line(tmp_path, ptb):
     assert done.returncode == 2
     assert "ptb.test.txt is not there" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, tmp_path, ptb):
+    """Ctrl-C reaches all processes, SIGTERM the first one."""
+    arguments = (
+        f"run --task lm --model lstm2 --data {ptb} --width 4 --epochs 99999 --out {tmp_path}"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.paper", *arguments.split(), "--optimizers", "sgd,adam"],
+        cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while process.poll() is None and not list(tmp_path.glob("runs/*.checkpoint")):
+        time.sleep(0.1)
+    if signal_number == signal.SIGINT:
+        os.killpg(process.pid, signal_number)
+    else:
+        process.send_signal(signal_number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal_number, output
+    assert "Traceback" not in output
+    names = {file.name for file in (tmp_path / "runs").iterdir()}
+    assert names - {"optimizers-ptb-lstm2-sgd-momentum-seed-0.checkpoint.unfinished"} == {
+        "optimizers-ptb-lstm2-sgd-momentum-seed-0.checkpoint"
+    }
+    for _ in range(100):  # what was ended may take a moment to go
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("a process is left")

@@ -94,12 +94,16 @@ def imagenet(tmp_path):
     return folder
 
 
-def make_run(task, model, optimizer):
+def make_run(task, model, optimizer, data):
     width = None if task == "imagenet" else 4
     (run,) = experiments.optimizer_study(
-        TASKS[task], model, [optimizer], 1, width=width, epochs=1, device="cpu"
+        TASKS[task], model, [optimizer], 1, width=width, epochs=1, data=str(data), device="cpu"
     )
     return run
+
+
+def quietly(history):
+    pass
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -129,7 +133,7 @@ def test_cifar(version, classes, tmp_path, monkeypatch):
 )
 def test_every_model_with_every_optimizer(task, version, model, optimizer, tmp_path, monkeypatch):
     version(tmp_path, TASKS[task].classes, monkeypatch)
-    result = train(make_run(task, model, optimizer), tmp_path, tmp_path, lambda epochs: None)
+    result = train(make_run(task, model, optimizer, tmp_path), tmp_path, quietly)
     assert all(math.isfinite(value) for value in result["history"][0].values())
 
 
@@ -137,7 +141,7 @@ def test_every_model_with_every_optimizer(task, version, model, optimizer, tmp_p
     ("model", "optimizer"), [*(("resnet18", name) for name in NAMES), ("vgg16", "padam")]
 )
 def test_imagenet(model, optimizer, imagenet, tmp_path):
-    result = train(make_run("imagenet", model, optimizer), tmp_path, imagenet, lambda _: None)
+    result = train(make_run("imagenet", model, optimizer, imagenet), tmp_path, quietly)
     (epoch,) = result["history"]
     assert epoch.keys() == {"lr", "train_loss", "test_error", "test_error_top5"}
     assert epoch["test_error_top5"] <= epoch["test_error"]
@@ -149,18 +153,26 @@ def test_images_of_imagenet_are_cropped(imagenet):
         assert {tuple(image.shape) for image, _ in part} == {(3, 224, 224)}
 
 
-def test_workers_change_nothing_between_runs(tmp_path, monkeypatch):
+def test_with_workers_an_interrupted_run_ends_as_one_that_never_stopped(tmp_path, monkeypatch):
     binary_version(tmp_path, 10, monkeypatch)
-    run = replace(make_run("cifar10", "resnet18", "padam"), epochs=2)
-    first, second = (
-        train(run, tmp_path / out, tmp_path, lambda epochs: None, 2) for out in ("a", "b")
-    )
-    assert first == second
+    run = replace(make_run("cifar10", "resnet18", "padam", tmp_path), epochs=3)
+    whole = train(run, tmp_path / "whole", quietly, workers=2)
+
+    def interrupt(history):
+        if len(history) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path / "parts", interrupt, workers=2)
+    assert train(run, tmp_path / "parts", quietly, workers=2) == whole
 
 
 def test_the_models_of_imagenet_are_torchvisions(imagenet):
     problem = make_problem(TASKS["imagenet"], "resnet18", None, imagenet, torch.device("cpu"), 0)
     assert sum(param.numel() for param in problem.model.parameters()) == 11_689_512
+    vgg = images.make_cnn("imagenet", "vgg16", 1000, None)
+    # torchvision's vgg16_bn; without normalization it has 138,357,544.
+    assert sum(param.numel() for param in vgg.parameters()) == 138_365_992
 
 
 @pytest.mark.parametrize(
@@ -181,8 +193,8 @@ def test_what_is_wrong_with_a_folder(task, content, message, tmp_path, monkeypat
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(value)
 
-    def in_this_process(runs, folder, data, workers, jobs, console):
-        train(runs[0], folder, data, lambda epochs: None)
+    def in_this_process(runs, folder, workers, jobs, console):
+        train(runs[0], folder, quietly)
 
     monkeypatch.setattr("benchmarks.paper.__main__.carry_out", in_this_process)
     arguments = ["run", "--task", task, "--model", "resnet18", "--data", str(tmp_path)]

@@ -11,6 +11,9 @@ cifar100 and imagenet need torchvision and --data, and `lm` with --data reads th
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import torch
@@ -19,6 +22,7 @@ from rich.console import Console
 from benchmarks.paper.experiments import carry_out, optimizer_study, p_study
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.report import report
+from benchmarks.paper.runs import Run
 from benchmarks.paper.tasks import TASKS
 
 
@@ -84,18 +88,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
-    """Carries out a command."""
-    parser = make_parser()
-    options = parser.parse_args()
-    console = Console()
-    if options.command == "report":
-        try:
-            report(options.out, console)
-        except FileNotFoundError as error:
-            parser.error(str(error))
-        return
-
+def make_runs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Run]:
+    """The runs that a command asks for; ends the program if they make no sense."""
     name = "ptb" if options.task == "lm" and options.data else options.task
     task = TASKS[name]
     if options.model not in task.models:
@@ -108,26 +102,45 @@ def main() -> None:
         parser.error(f"--task {name} has torchvision's models, which take no --width")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         parser.error(f"--device {device} cannot be used here: {str(error).splitlines()[0]}")
     others = {
         "seeds": options.seeds,
         "width": options.width or task.width,
         "epochs": options.epochs or task.epochs,
+        "data": str(options.data.resolve()) if options.data else None,
         "device": device,
     }
     if options.command == "run":
-        runs = optimizer_study(task, options.model, options.optimizers, **others)
-    else:
-        runs = p_study(task, options.model, **others)
+        return optimizer_study(task, options.model, options.optimizers, **others)
+    return p_study(task, options.model, **others)
+
+
+def main() -> None:
+    """Carries out a command."""
+    parser = make_parser()
+    options = parser.parse_args()
+    console = Console()
+    # As Ctrl-C does, so that no process is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        carry_out(runs, options.out / "runs", options.data, options.workers, options.jobs, console)
+        if options.command != "report":
+            runs = make_runs(options, parser)
+            carry_out(runs, options.out / "runs", options.workers, options.jobs, console)
+        report(options.out, console)
+    except KeyboardInterrupt:
+        console.print("Interrupted; the same command goes on after each run's last epoch.")
+        sys.exit(128 + signal.SIGINT)
+    except BrokenProcessPool:
+        parser.error(
+            "a process was killed, perhaps for want of memory; the same command goes on, and takes "
+            "less with fewer --jobs"
+        )
     except ModuleNotFoundError as error:
         parser.error(f"{error}; pip install -r requirements-paper.txt installs all that is needed")
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    report(options.out, console)
 
 
 if __name__ == "__main__":

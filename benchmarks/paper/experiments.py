@@ -9,6 +9,8 @@ carries over), and with the authors' bias correction it is what their released c
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -21,8 +23,17 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.paper.optimizers import HYPERPARAMETERS, NAMES
-from benchmarks.paper.tasks import Task
-from benchmarks.paper.training import Run, train
+from benchmarks.paper.runs import (
+    Epoch,
+    Run,
+    diverged,
+    finished,
+    read_result,
+    require_same,
+    unfinished,
+)
+from benchmarks.paper.tasks import TASKS, Task
+from benchmarks.paper.training import train
 
 # The grid of the paper's section "Experiments", and AMSGrad's exponent.
 EXPONENTS = (1 / 16, 1 / 8, 1 / 5, 1 / 4, 2 / 5, 1 / 2)
@@ -58,51 +69,90 @@ def p_study(task: Task, model: str, seeds: int, **others: Any) -> list[Run]:
     ]  # fmt: skip
 
 
-def carry_out(
-    runs: list[Run], folder: Path, data: Path | None, workers: int, jobs: int, console: Console
-) -> None:
+def carry_out(runs: list[Run], folder: Path, workers: int, jobs: int, console: Console) -> None:
     """Trains all of them, `jobs` at a time, which share the threads, and shows how far they are.
 
+    Args:
+        runs: of one study, task and model.
+        folder: where results and checkpoints lie.
+        workers: processes that load images, for each job.
+        jobs: how many processes train.
+        console: where progress goes; a line for each run that ends, and for each epoch where those
+            take long.
+
     Raises:
-        Exception: what the first run to fail raised, after those under way have ended. What is
-            finished stays.
+        ValueError: the folder has runs of other settings, or files that cannot be read.
+        Exception: what the first run to fail raised. Whatever ends this early, the processes are
+            ended with it; the same runs then go on from their last epochs.
     """
-    before = sum((folder / f"{run.name}.json").exists() for run in runs)
-    if before:
-        console.print(f"{before} of {len(runs)} runs are in {folder} already.")
-    columns = (
-        *Progress.get_default_columns()[:2],
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    require_alike(runs, folder)
+    left = [run for run in runs if finished(run, folder) is None]
+    if len(left) < len(runs):
+        console.print(f"{len(runs) - len(left)} of {len(runs)} runs are in {folder} already.")
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // jobs)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(),
+               TimeRemainingColumn())  # fmt: skip
     with (
         context.Manager() as manager,
-        ProcessPoolExecutor(
-            jobs, context, initializer=torch.set_num_threads, initargs=(threads,)
-        ) as executor,
+        ProcessPoolExecutor(jobs, context, _start_process, (threads,)) as executor,
         Progress(*columns, console=console) as progress,
     ):
-        queue = manager.Queue()
-        bar = progress.add_task("epochs", total=sum(run.epochs for run in runs))
-        done = dict.fromkeys((run.name for run in runs), 0)
-        futures = [executor.submit(_train, run, folder, data, workers, queue) for run in runs]
+        queue, manager_itself = manager.Queue(), multiprocessing.active_children()
+        bar = progress.add_task("epochs", total=sum(run.epochs for run in left))
+        done = {run.name: 0 for run in left}
+        futures = [executor.submit(_train, run, folder, workers, queue) for run in left]
         try:
-            while True:
+            while not all(future.done() for future in futures) or not queue.empty():
                 with suppress(Empty):
-                    name, epochs = queue.get(timeout=0.5)
-                    done[name] = epochs
+                    name, done[name], line = queue.get(timeout=0.5)
                     progress.update(bar, completed=sum(done.values()))
-                ended = [future for future in futures if future.done()]
-                for future in ended:
-                    future.result()
-                if len(ended) == len(futures) and queue.empty():
-                    break
-        finally:
-            executor.shutdown(cancel_futures=True)
+                    if line:
+                        progress.console.print(line, highlight=False, soft_wrap=True)
+                for future in futures:
+                    if future.done():
+                        future.result()
+        except BaseException:
+            for process in multiprocessing.active_children():
+                if process not in manager_itself:
+                    process.terminate()
+            raise
 
 
-def _train(run: Run, folder: Path, data: Path | None, workers: int, queue: Any) -> None:
-    train(run, folder, data, lambda epochs: queue.put((run.name, epochs)), workers)
+def require_alike(runs: list[Run], folder: Path) -> None:
+    """Raises if the folder has other runs of this study, task and model that differ from these.
+
+    A table or a figure of both would say nothing.
+    """
+    same_study = ("study", "task", "model")
+    for file in sorted(folder.glob("*.json")):
+        settings = read_result(file)["settings"]
+        if all(settings[key] == getattr(runs[0], key) for key in same_study):
+            require_same(settings, runs[0], file, ("width", "epochs", "data", "device"))
+    for run in runs:
+        unfinished(run, folder)
+
+
+def _start_process(threads: int) -> None:
+    # The process that waits for this one is told of Ctrl-C, too, and ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+
+
+def _train(run: Run, folder: Path, workers: int, queue: Any) -> None:
+    def after_epoch(history: list[Epoch]) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            sys.exit("the process that started this one has gone")
+        over = len(history) == run.epochs or diverged(history)
+        line = None
+        if history and (over or not TASKS[run.task].embedded):
+            values = ", ".join(
+                f"{key.replace('_', ' ')} {'diverged' if value is None else f'{value:.4g}'}"
+                for key, value in history[-1].items()
+            )
+            line = f"{run.name}, epoch {len(history)} of {run.epochs}: {values}"
+        queue.put((run.name, run.epochs if over else len(history), line))
+
+    train(run, folder, after_epoch, workers)

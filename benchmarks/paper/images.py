@@ -40,7 +40,7 @@ class ImageProblem:
         """Of one epoch: the mean loss of each batch, and how many images that are."""
         self.model.train()
         for images, labels in self.train:
-            logits = self.model(images.to(self.device))
+            logits = self.model(images.to(self.device, non_blocking=True))
             yield nn.functional.cross_entropy(logits, labels.to(self.device)), len(labels)
 
     def evaluate(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ def digits() -> tuple[Images, Images]:
     return TensorDataset(train_x, train_y), TensorDataset(test_x, test_y)
 
 
-# Means and deviations of the channels, as everybody takes them.
+# Means and deviations of the channels, as everybody takes them; CIFAR-10's serve both CIFARs.
 _CIFAR_STATISTICS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _IMAGENET_STATISTICS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -87,7 +87,7 @@ class _BinaryFiles(Dataset[tuple[Any, int]]):
             if len(content) == 0 or len(content) % size:
                 raise ValueError(f"{file} has {len(content)} bytes, not a multiple of {size}")
         rows = np.concatenate(contents).reshape(-1, size)
-        self.labels = rows[:, labels - 1]
+        self.labels = rows[:, labels - 1].copy()
         self.images = torch.from_numpy(rows[:, labels:].reshape(-1, 3, 32, 32))
         self.transform = transform
 
@@ -188,7 +188,9 @@ def imagenet(folder: Path) -> tuple[Images, Images]:
 def make_cnn(task: str, model: str, classes: int, width: int | None) -> nn.Module:
     """A model for 8 x 8 digits, for CIFAR, or torchvision's for ImageNet."""
     if task == "imagenet":
-        network: nn.Module = getattr(_torchvision().models, model)(num_classes=classes)
+        # The paper's VGG has batch normalization here, too.
+        name = {"vgg16": "vgg16_bn"}.get(model, model)
+        network: nn.Module = getattr(_torchvision().models, name)(num_classes=classes)
         return network
     assert width is not None
     return CNNS[model](1 if task == "digits" else 3, classes, width)

@@ -18,7 +18,10 @@ def _conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequ
 
 
 def vgg16(channels: int, classes: int, width: int) -> nn.Module:
-    """Simonyan and Zisserman 2015, with batch normalization and one linear layer, for CIFAR."""
+    """Simonyan and Zisserman 2015, with batch normalization, for CIFAR.
+
+    Before the classifier come two fully connected layers of 8 * width, 512 in the paper.
+    """
     layers: list[nn.Module] = []
     inputs = channels
     for factor, count in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
@@ -27,7 +30,10 @@ def vgg16(channels: int, classes: int, width: int) -> nn.Module:
             inputs = factor * width
         # The same on 32 x 32 pixels; of smaller images one pixel is left.
         layers.append(nn.MaxPool2d(2, ceil_mode=True))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, classes))
+    head: list[nn.Module] = [nn.Flatten()]
+    for _ in range(2):
+        head += [nn.Linear(inputs, inputs), nn.ReLU()]
+    return nn.Sequential(*layers, *head, nn.Linear(inputs, classes))
 
 
 class BasicBlock(nn.Module):
@@ -85,7 +91,13 @@ def resnet18(channels: int, classes: int, width: int) -> nn.Module:
 
 
 def wrn_16_4(channels: int, classes: int, width: int) -> nn.Module:
-    """WRN-16-4: three stages of two blocks, four times as wide as the first convolution."""
+    """WRN-16-4: three stages of two blocks, four times as wide as the first convolution.
+
+    Raises:
+        ValueError: the width is not a multiple of four.
+    """
+    if width % 4:
+        raise ValueError(f"the width of wrn-16-4 must be a multiple of 4, got {width}")
     layers: list[nn.Module] = [nn.Conv2d(channels, width // 4, 3, padding=1, bias=False)]
     inputs = width // 4
     for factor in (1, 2, 4):

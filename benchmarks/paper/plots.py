@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.paper.experiments import EXPONENTS, VARIANTS
 from benchmarks.paper.optimizers import NAMES
+from benchmarks.paper.runs import diverged
 from benchmarks.paper.tasks import Task
 
 Result = dict[str, Any]
@@ -26,16 +27,14 @@ AXES = {
 
 
 def draw(axes: Axes, results: list[Result], metric: str, label: str) -> None:
-    """One curve; NaN, which is left out, where a run diverged."""
-    if not results:
+    """One curve, of the runs that did not diverge."""
+    whole = [result["history"] for result in results if not diverged(result["history"])]
+    if not whole:
         return
-    values = np.full((len(results), results[0]["settings"]["epochs"]), np.nan)
-    for row, result in zip(values, results, strict=True):
-        measured = [epoch[metric] for epoch in result["history"]]
-        row[: len(measured)] = [np.nan if value is None else value for value in measured]
+    values = np.array([[epoch[metric] for epoch in history] for history in whole])
     epochs = np.arange(1, values.shape[1] + 1)
     (line,) = axes.plot(epochs, values.mean(0), label=label)
-    if len(results) > 1:
+    if len(whole) > 1:
         axes.fill_between(
             epochs, values.min(0), values.max(0), color=line.get_color(), alpha=0.15, linewidth=0
         )
@@ -50,11 +49,13 @@ def labelled(results: list[Result], labels: Iterable[str]) -> dict[str, list[Res
 
 
 def finish(axes: Axes, metric: str, task: Task) -> None:
-    """The scale, its label and the grid."""
+    """The scale, its label, the grid and the legend."""
     scale = "log" if task.metric == "test_error" else "linear"
     axes.set(yscale=scale, ylabel=AXES[metric], title=f"{AXES[metric]}, {task.title}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3, which="both")
+    if axes.lines:
+        axes.legend(fontsize="small")
 
 
 def optimizers(results: list[Result], task: Task, path: Path) -> None:
@@ -63,11 +64,10 @@ def optimizers(results: list[Result], task: Task, path: Path) -> None:
     for axes, metric in zip(panels, ("train_loss", task.metric), strict=True):
         for label, runs in labelled(results, NAMES.values()).items():
             draw(axes, runs, metric, label)
+        finish(axes, metric, task)
         for epoch in task.decay_epochs(results[0]["settings"]["epochs"]):
             axes.axvline(epoch + 0.5, color="black", linestyle=":", linewidth=0.8)
         axes.set_xlabel("epoch; the learning rate falls at the dotted lines")
-        finish(axes, metric, task)
-    panels[0].legend(fontsize="small")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -82,19 +82,19 @@ def choices_of_p(results: list[Result], task: Task, path: Path) -> None:
         draw(curves, runs, task.metric, f"p = {p:g}")
     curves.set_xlabel("epoch")
     finish(curves, task.metric, task)
-    curves.legend(fontsize="small")
     for label, runs in of_variant.items():
         points = [
             (result["settings"]["options"]["partial"], result["history"][-1][task.metric])
             for result in runs
-            if result["history"][-1][task.metric] is not None
+            if not diverged(result["history"])
         ]
+        if not points:
+            continue
         exponents = sorted({p for p, _ in points})
         means = [np.mean([value for q, value in points if q == p]) for p in exponents]
         (line,) = final.plot(exponents, means, label=label)
         final.plot(*zip(*points, strict=True), ".", color=line.get_color())
     final.set_xlabel("p; a dot for each seed, lines through the means")
     finish(final, task.metric, task)
-    final.legend(fontsize="small")
     figure.savefig(path, dpi=110)
     plt.close(figure)

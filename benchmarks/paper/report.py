@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import StatisticsError, mean, stdev
 from typing import Any
 
 from rich.box import MARKDOWN
@@ -21,6 +22,7 @@ from benchmarks.paper import plots
 from benchmarks.paper.experiments import EXPONENTS, VARIANTS
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.published import PUBLISHED
+from benchmarks.paper.runs import diverged, read_result
 from benchmarks.paper.tasks import TASKS, Task
 
 Result = dict[str, Any]
@@ -32,8 +34,9 @@ def load(folder: Path) -> list[Result]:
 
     Raises:
         FileNotFoundError: there are none.
+        ValueError: one cannot be read.
     """
-    results = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    results = [read_result(file) for file in sorted(folder.glob("*.json"))]
     if not results:
         raise FileNotFoundError(
             f"no finished runs in {folder}; `python -m benchmarks.paper run` makes them"
@@ -52,10 +55,10 @@ def studies(results: list[Result]) -> dict[tuple[str, str, str], list[Result]]:
 
 def spread(results: list[Result], metric: str, accuracy: bool = False) -> str:
     """The last epoch's value, mean and standard deviation over seeds; or how many diverged."""
+    lost = sum(diverged(result["history"]) for result in results)
+    if not results or lost:
+        return f"{lost} of {len(results)} diverged" if results else ""
     values = [result["history"][-1][metric] for result in results]
-    lost = values.count(None)
-    if not values or lost:
-        return f"{lost} of {len(values)} diverged" if values else ""
     if accuracy:
         values = [100 - value for value in values]
     digits = 4 if metric == "train_loss" else 2
@@ -76,7 +79,7 @@ def described(results: list[Result], task: Task) -> str:
 
 def optimizer_table(results: list[Result], task: Task, model: str) -> Table:
     """A row for each optimizer: what the paper found, what was found here."""
-    table = Table(title=f"Seven optimizers: {described(results, task)}")
+    table = Table(title=f"Optimizers: {described(results, task)}")
     table.add_column("optimizer")
     metrics = [metric for metric in results[0]["history"][-1] if metric.startswith("test")]
     epochs = 100 if task.paper == "ImageNet" else 200
@@ -87,6 +90,8 @@ def optimizer_table(results: list[Result], task: Task, model: str) -> Table:
     table.add_column("here: train loss", justify="right")
     for place, name in enumerate(NAMES.values()):
         runs = [result for result in results if result["settings"]["label"] == name]
+        if not runs:
+            continue
         row = [name]
         for metric in metrics:
             known = PUBLISHED.get((task.paper, model, metric))
@@ -116,20 +121,26 @@ def origin(results: list[Result]) -> str:
     command = {"optimizers": "run", "p": "sweep-p"}[settings["study"]]
     task = "lm" if settings["task"] == "ptb" else settings["task"]
     seeds = len({result["settings"]["seed"] for result in results})
-    data = "" if TASKS[settings["task"]].embedded else " --data FOLDER"
+    usual = TASKS[settings["task"]]
+    more = "" if usual.embedded else " --data FOLDER"
+    if settings["width"] != usual.width:
+        more += f" --width {settings['width']}"
+    used = {result["settings"]["optimizer"] for result in results}
+    if settings["study"] == "optimizers" and used != set(NAMES):
+        more += f" --optimizers {','.join(name for name in NAMES if name in used)}"
     places = sorted({", ".join(
-        f"{value}" if key == "device" else f"{key} {value}"
+        value if key == "device" else f"{key} {value}"
         for key, value in result["environment"].items()
     ) for result in results})  # fmt: skip
     return (
-        f"`python -m benchmarks.paper {command} --task {task} --model {settings['model']}{data} "
+        f"`python -m benchmarks.paper {command} --task {task} --model {settings['model']}{more} "
         f"--epochs {settings['epochs']} --seeds {seeds}` on {'; '.join(places)}"
     )
 
 
 def write_history(results: list[Result], path: Path) -> None:
     """A row for each epoch of each run."""
-    keys = ("study", "task", "model", "label", "seed")
+    keys = ("study", "task", "model", "width", "device", "label", "seed")
     rows = [
         {key: result["settings"][key] for key in keys}
         | {"p": result["settings"]["options"].get("partial"), "epoch": number}
@@ -143,6 +154,16 @@ def write_history(results: list[Result], path: Path) -> None:
         writer.writerows(rows)
 
 
+def over_seeds(
+    statistic: Callable[[list[float]], float], results: list[Result], metric: str
+) -> float | None:
+    """A statistic of what the last epoch measured; None of diverged runs, or of too few."""
+    try:
+        return statistic([result["history"][-1][metric] for result in results])
+    except (TypeError, StatisticsError):
+        return None
+
+
 def write_summary(results: list[Result], path: Path) -> None:
     """The settings of runs that differ in the seed only, and each seed's last epoch."""
     parts = defaultdict(list)
@@ -153,11 +174,12 @@ def write_summary(results: list[Result], path: Path) -> None:
     for key, runs in parts.items():
         settings, environment = json.loads(key)
         last = {run["settings"]["seed"]: run["history"][-1] for run in runs}
-        metrics = runs[0]["history"][-1].keys() - {"lr"}
+        metrics = [metric for metric in runs[0]["history"][-1] if metric != "lr"]
         summary.append(
             {"settings": settings, "environment": environment}
             | {"last_epoch_by_seed": last}
-            | {"mean_and_deviation": {m: spread(runs, m) for m in sorted(metrics)}}
+            | {"mean_over_seeds": {m: over_seeds(mean, runs, m) for m in metrics}}
+            | {"deviation_over_seeds": {m: over_seeds(stdev, runs, m) for m in metrics}}
         )
     path.write_text(json.dumps(summary, indent=1) + "\n")
 
@@ -167,6 +189,7 @@ def report(folder: Path, console: Console) -> None:
 
     Raises:
         FileNotFoundError: no run has been finished.
+        ValueError: a run's file cannot be read.
     """
     results = load(folder / "runs")
     with (folder / "tables.md").open("w") as file:

@@ -47,6 +47,7 @@ def penn_treebank(folder: Path) -> Corpus:
 
     Raises:
         FileNotFoundError: a file is missing.
+        ValueError: a file is no text, or empty.
     """
     parts = []
     for name in ("ptb.train.txt", "ptb.test.txt"):
@@ -55,24 +56,33 @@ def penn_treebank(folder: Path) -> Corpus:
                 f"Penn Treebank: {folder / name} is not there; the files are ptb.train.txt and "
                 f"ptb.test.txt of Mikolov's simple-examples.tgz"
             )
-        lines = (folder / name).read_text(encoding="utf-8").splitlines()
+        try:
+            lines = (folder / name).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{folder / name} is not text: {error}") from error
+        if not lines:
+            raise ValueError(f"{folder / name} is empty")
         parts.append([word for line in lines for word in [*line.split(), END]])
     return numbered(*parts)
 
 
 def python_documentation() -> Corpus:
-    """The language reference that pydoc shows, about 70,000 words; every tenth paragraph for tests.
+    """The language reference that pydoc shows, every tenth paragraph for tests.
 
-    Words of training that occur fewer than three times are UNKNOWN, as rare ones are in the Penn
-    Treebank. It differs a little from one version of Python to the next.
+    A paragraph that stands in several topics counts once. Words of training that occur fewer than
+    three times are UNKNOWN, as rare ones are in the Penn Treebank. It differs a little from one
+    version of Python to the next.
     """
     from pydoc_data.topics import topics
 
     train: list[str] = []
     test: list[str] = []
-    paragraphs = (p for name in sorted(topics) for p in topics[name].split("\n\n"))
-    for number, paragraph in enumerate(paragraphs):
-        words = re.findall(r"[a-z]+|[.,;:()]", paragraph.lower())
+    paragraphs = (
+        tuple(re.findall(r"[a-z]+|[.,;:()]", paragraph.lower()))
+        for name in sorted(topics)
+        for paragraph in topics[name].split("\n\n")
+    )
+    for number, words in enumerate(dict.fromkeys(paragraphs)):
         if words:
             (test if number % 10 == 9 else train).extend([*words, END])
     counts = Counter(train)
@@ -94,7 +104,7 @@ class TextProblem:
         return math.ceil((len(self.train) - 1) / TIME_STEPS)
 
     def losses(self) -> Iterator[tuple[Tensor, int]]:
-        """Of one epoch: the mean loss of each batch, and how many words that are."""
+        """Of one epoch: the mean loss of each batch, and over how many time steps."""
         self.model.train()
         yield from self._losses(self.train)
 

@@ -1,0 +1,135 @@
+"""What a run is, and what it leaves in a folder: a JSON file, before that a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+Epoch = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What determines a run's result on one machine, but for the number of threads.
+
+    Attributes:
+        study: "optimizers" or "p".
+        label: what the study calls it: the optimizer, or the variant of Padam.
+        optimizer: a key of optimizers.NAMES.
+        options: the optimizer's.
+        task, model, width, epochs, seed: see tasks.Task.
+        data: the folder of the user's data; None for the embedded ones.
+        device: of the training, such as "cpu" or "cuda".
+    """
+
+    study: str
+    label: str
+    optimizer: str
+    options: dict[str, Any]
+    task: str
+    model: str
+    width: int | None
+    epochs: int
+    seed: int
+    data: str | None
+    device: str
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        parts = [self.study, self.task, self.model, self.label]
+        if self.study == "p":
+            parts.append(f"{self.options['partial']:g}")
+        words = "-".join([*parts, f"seed-{self.seed}"]).lower()
+        return re.sub(r"[^a-z0-9.]+", "-", words)
+
+    def settings(self) -> dict[str, Any]:
+        """As they look when they have been in a JSON file."""
+        settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return settings
+
+
+def finished(run: Run, folder: Path) -> dict[str, Any] | None:
+    """The run's result, if the folder has it.
+
+    Raises:
+        ValueError: it is of other settings, or cannot be read.
+    """
+    file = folder / f"{run.name}.json"
+    if not file.exists():
+        return None
+    result = read_result(file)
+    require_same(result["settings"], run, file)
+    (folder / f"{run.name}.checkpoint").unlink(missing_ok=True)
+    return result
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """What a finished run has left.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        result: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is damaged ({type(error).__name__}); delete it to train that run anew"
+        ) from error
+    return result
+
+
+def unfinished(run: Run, folder: Path) -> dict[str, Any] | None:
+    """The run's checkpoint, if the folder has one.
+
+    Raises:
+        ValueError: it is of other settings, or cannot be read.
+    """
+    file = folder / f"{run.name}.checkpoint"
+    if not file.exists():
+        return None
+    try:
+        # Optimizers take their states to where they belong.
+        checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        settings = json.loads(checkpoint["settings"])
+    except (EOFError, KeyError, RuntimeError, ValueError, UnpicklingError) as error:
+        raise ValueError(
+            f"{file} is damaged ({type(error).__name__}); delete it to train that run anew"
+        ) from error
+    require_same(settings, run, file)
+    return checkpoint
+
+
+def diverged(history: list[Epoch]) -> bool:
+    """Whether the last epoch ended with something infinite or NaN, for which JSON has null."""
+    return bool(history) and None in history[-1].values()
+
+
+def require_same(
+    settings: dict[str, Any], run: Run, file: Path, keys: Iterable[str] | None = None
+) -> None:
+    """Raises if a file's settings, all or those of some keys, are not those of the run."""
+    for key, value in run.settings().items():
+        if keys is not None and key not in keys:
+            continue
+        if settings.get(key) != value:
+            raise ValueError(
+                f"{file} is of a run with {key}={settings.get(key)!r}, this one has "
+                f"{key}={value!r}; give another --out, or delete that file"
+            )
+
+
+def write(file: Path, writer: Callable[[Path], Any]) -> None:
+    """The whole file or none of it, whenever the process ends."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f"{file.name}.unfinished")
+    writer(unfinished)
+    os.replace(unfinished, file)
