@@ -435,9 +435,7 @@ def test_what_is_not_installed(arguments, module, message, tmp_path, monkeypatch
 
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr("benchmarks.paper.__main__.carry_out", in_this_process)
-    monkeypatch.setattr(
-        sys, "argv", ["paper", "run", *arguments.split(), "--width", "4", "--out", str(tmp_path)]
-    )
+    monkeypatch.setattr(sys, "argv", ["paper", "run", *arguments.split(), "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
         main()
     printed = " ".join(capsys.readouterr().err.split())

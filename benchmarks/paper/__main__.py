@@ -74,7 +74,9 @@ def make_parser() -> argparse.ArgumentParser:
             )
         command.add_argument("--data", type=Path, help="folder of the data set")
         command.add_argument(
-            "--epochs", type=positive, help="default: the paper's; decays scale with it"
+            "--epochs",
+            type=positive,
+            help="default: the paper's, fewer on embedded data; decays scale with it",
         )
         command.add_argument("--seeds", type=positive, default=1, help="default %(default)s")
         command.add_argument("--width", type=positive, help="of the model; default: the task's")

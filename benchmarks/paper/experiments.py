@@ -90,6 +90,11 @@ def carry_out(runs: list[Run], folder: Path, workers: int, jobs: int, console: C
     left = [run for run in runs if finished(run, folder) is None]
     if len(left) < len(runs):
         console.print(f"{len(runs) - len(left)} of {len(runs)} runs are in {folder} already.")
+    begun = sum((folder / f"{run.name}.checkpoint").exists() for run in left)
+    if begun:
+        console.print(
+            f"{begun} of the others {'goes' if begun == 1 else 'go'} on from a checkpoint."
+        )
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // jobs)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(),
