@@ -487,7 +487,11 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, tmp_path, pt
         os.killpg(process.pid, signal_number)
     else:
         process.send_signal(signal_number)
-    output, _ = process.communicate(timeout=60)
+    try:
+        output, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert process.returncode == 128 + signal_number, output
     assert "Traceback" not in output
     names = {file.name for file in (tmp_path / "runs").iterdir()}

@@ -124,8 +124,6 @@ def main() -> None:
     parser = make_parser()
     options = parser.parse_args()
     console = Console()
-    # As Ctrl-C does, so that no process is left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.command != "report":
             runs = make_runs(options, parser)

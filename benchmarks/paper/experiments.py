@@ -11,9 +11,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -103,6 +103,7 @@ def carry_out(runs: list[Run], folder: Path, workers: int, jobs: int, console: C
         context.Manager() as manager,
         ProcessPoolExecutor(jobs, context, _start_process, (threads,)) as executor,
         Progress(*columns, console=console) as progress,
+        signals_noted() as stopped,
     ):
         queue, manager_itself = manager.Queue(), multiprocessing.active_children()
         bar = progress.add_task("epochs", total=sum(run.epochs for run in left))
@@ -118,11 +119,31 @@ def carry_out(runs: list[Run], folder: Path, workers: int, jobs: int, console: C
                 for future in futures:
                     if future.done():
                         future.result()
+                if signal.SIGINT in stopped:
+                    raise KeyboardInterrupt
+                if stopped:
+                    sys.exit(128 + stopped[0])
         except BaseException:
             for process in multiprocessing.active_children():
                 if process not in manager_itself:
                     process.terminate()
             raise
+
+
+@contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """The signals that ask for an end, as they come.
+
+    An exception out of a handler is lost where Python runs a finalizer at that moment.
+    """
+    noted: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: noted.append(number)) for number in numbers]
+    try:
+        yield noted
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def require_alike(runs: list[Run], folder: Path) -> None:
