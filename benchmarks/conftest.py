@@ -3,12 +3,12 @@
 import gc
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
 
 from benchmarks import measure
+from benchmarks.versions import installed
 from padam_ext.backends import BACKENDS
 from padam_ext.native import simd_level
 
@@ -46,8 +46,9 @@ def free_memory():
 
 def pytest_benchmark_update_machine_info(config, machine_info):
     """Versions and device, for the report."""
+    found = installed(PACKAGES)
     machine_info["versions"] = {"Python": platform.python_version()} | {
-        name: _version(name) for name in PACKAGES
+        name: found.get(name, "not installed") for name in PACKAGES
     }
     if measure.ON_GPU:
         machine_info["device"] = torch.cuda.get_device_name()
@@ -55,10 +56,3 @@ def pytest_benchmark_update_machine_info(config, machine_info):
     else:
         cpu = machine_info["cpu"].get("brand_raw") or machine_info["machine"]
         machine_info["device"] = f"{cpu}, {simd_level()}, {torch.get_num_threads()} threads"
-
-
-def _version(name):
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

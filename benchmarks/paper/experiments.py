@@ -23,15 +23,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.paper.optimizers import HYPERPARAMETERS, NAMES
-from benchmarks.paper.runs import (
-    Epoch,
-    Run,
-    diverged,
-    finished,
-    read_result,
-    require_same,
-    unfinished,
-)
+from benchmarks.paper.runs import Epoch, Run, finished, read_result, require_same, unfinished
 from benchmarks.paper.tasks import TASKS, Task
 from benchmarks.paper.training import train
 
@@ -90,7 +82,7 @@ def carry_out(runs: list[Run], folder: Path, workers: int, jobs: int, console: C
     left = [run for run in runs if finished(run, folder) is None]
     if len(left) < len(runs):
         console.print(f"{len(runs) - len(left)} of {len(runs)} runs are in {folder} already.")
-    begun = sum((folder / f"{run.name}.checkpoint").exists() for run in left)
+    begun = sum(run.checkpoint(folder).exists() for run in left)
     if begun:
         console.print(
             f"{begun} of the others {'goes' if begun == 1 else 'go'} on from a checkpoint."
@@ -157,7 +149,7 @@ def require_alike(runs: list[Run], folder: Path) -> None:
         if all(settings[key] == getattr(runs[0], key) for key in same_study):
             require_same(settings, runs[0], file, ("width", "epochs", "data", "device"))
     for run in runs:
-        unfinished(run, folder)
+        unfinished(run, folder, mmap=True)
 
 
 def _start_process(threads: int) -> None:
@@ -171,7 +163,7 @@ def _train(run: Run, folder: Path, workers: int, queue: Any) -> None:
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             sys.exit("the process that started this one has gone")
-        over = len(history) == run.epochs or diverged(history)
+        over = run.is_over(history)
         line = None
         if history and (over or not TASKS[run.task].embedded):
             values = ", ".join(

@@ -114,6 +114,10 @@ def _torchvision() -> Any:
     return torchvision
 
 
+def _to_floats(v2: Any, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> list[Any]:
+    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(*statistics)]
+
+
 def cifar(classes: int, folder: Path) -> tuple[Images, Images]:
     """CIFAR-10 or CIFAR-100 from its Python version, as torchvision reads it, or its binary one.
 
@@ -125,8 +129,7 @@ def cifar(classes: int, folder: Path) -> tuple[Images, Images]:
     """
     torchvision = _torchvision()
     datasets, v2 = torchvision.datasets, torchvision.transforms.v2
-    to_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    to_floats.append(v2.Normalize(*_CIFAR_STATISTICS))
+    to_floats = _to_floats(v2, _CIFAR_STATISTICS)
     test = v2.Compose(to_floats)
     train = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), *to_floats])
 
@@ -171,8 +174,7 @@ def imagenet(folder: Path) -> tuple[Images, Images]:
                 f"ImageNet: {folder / name} is not there; {folder} must have the folders train and "
                 f"val, each with one folder of images for each class"
             )
-    to_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    to_floats.append(v2.Normalize(*_IMAGENET_STATISTICS))
+    to_floats = _to_floats(v2, _IMAGENET_STATISTICS)
     train = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), *to_floats])
     test = v2.Compose([v2.Resize(256), v2.CenterCrop(224), *to_floats])
     training = datasets.ImageFolder(str(folder / "train"), train)

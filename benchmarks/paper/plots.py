@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -15,10 +13,9 @@ from matplotlib.axes import Axes
 
 from benchmarks.paper.experiments import EXPONENTS, VARIANTS
 from benchmarks.paper.optimizers import NAMES
-from benchmarks.paper.runs import diverged
+from benchmarks.paper.runs import Result, diverged, labelled
 from benchmarks.paper.tasks import Task
 
-Result = dict[str, Any]
 AXES = {
     "train_loss": "train loss",
     "test_error": "test error, %",
@@ -38,14 +35,6 @@ def draw(axes: Axes, results: list[Result], metric: str, label: str) -> None:
         axes.fill_between(
             epochs, values.min(0), values.max(0), color=line.get_color(), alpha=0.15, linewidth=0
         )
-
-
-def labelled(results: list[Result], labels: Iterable[str]) -> dict[str, list[Result]]:
-    """Results by label, in the order of the labels."""
-    return {
-        label: [result for result in results if result["settings"]["label"] == label]
-        for label in labels
-    }
 
 
 def finish(axes: Axes, metric: str, task: Task) -> None:

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import StatisticsError, mean, stdev
-from typing import Any
 
 from rich.box import MARKDOWN
 from rich.console import Console
@@ -22,10 +21,9 @@ from benchmarks.paper import plots
 from benchmarks.paper.experiments import EXPONENTS, VARIANTS
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.published import PUBLISHED
-from benchmarks.paper.runs import diverged, read_result
+from benchmarks.paper.runs import Result, diverged, labelled, read_result
 from benchmarks.paper.tasks import TASKS, Task
 
-Result = dict[str, Any]
 ACCURACY = {"test_error": "test accuracy, %", "test_error_top5": "top-5 accuracy, %"}
 
 
@@ -66,11 +64,16 @@ def spread(results: list[Result], metric: str, accuracy: bool = False) -> str:
     return f"{mean(values):.{digits}f}{deviation}"
 
 
+def seeds_of(results: list[Result]) -> int:
+    """How many seeds there are."""
+    return len({result["settings"]["seed"] for result in results})
+
+
 def described(results: list[Result], task: Task) -> str:
     """Data, model, epochs and seeds of runs of one study."""
     settings = results[0]["settings"]
     width = f" of width {settings['width']}" if settings["width"] else ""
-    seeds = len({result["settings"]["seed"] for result in results})
+    seeds = seeds_of(results)
     return (
         f"{task.title}, {settings['model']}{width}, {settings['epochs']} epochs, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
@@ -88,8 +91,7 @@ def optimizer_table(results: list[Result], task: Task, model: str) -> Table:
         table.add_column(f"paper, {task.paper}, {epochs} epochs: {title}", justify="right")
         table.add_column(f"here: {title}", justify="right")
     table.add_column("here: train loss", justify="right")
-    for place, name in enumerate(NAMES.values()):
-        runs = [result for result in results if result["settings"]["label"] == name]
+    for place, (name, runs) in enumerate(labelled(results, NAMES.values()).items()):
         if not runs:
             continue
         row = [name]
@@ -103,14 +105,13 @@ def optimizer_table(results: list[Result], task: Task, model: str) -> Table:
 
 def p_table(results: list[Result], task: Task) -> Table:
     """A row for each p, a column for each variant: what the last epoch measured on test data."""
-    unit = "test error, %" if task.metric == "test_error" else "test perplexity"
-    table = Table(title=f"Choices of p, {unit}: {described(results, task)}")
+    table = Table(title=f"Choices of p, {plots.AXES[task.metric]}: {described(results, task)}")
     table.add_column("p", justify="right")
     for label in VARIANTS:
         table.add_column(label, justify="right")
     for p in EXPONENTS:
         of_p = [r for r in results if r["settings"]["options"]["partial"] == p]
-        columns = ([r for r in of_p if r["settings"]["label"] == label] for label in VARIANTS)
+        columns = labelled(of_p, VARIANTS).values()
         table.add_row(f"{p:g}", *(spread(runs, task.metric) for runs in columns))
     return table
 
@@ -120,7 +121,6 @@ def origin(results: list[Result]) -> str:
     settings = results[0]["settings"]
     command = {"optimizers": "run", "p": "sweep-p"}[settings["study"]]
     task = "lm" if settings["task"] == "ptb" else settings["task"]
-    seeds = len({result["settings"]["seed"] for result in results})
     usual = TASKS[settings["task"]]
     more = "" if usual.embedded else " --data FOLDER"
     if settings["width"] != usual.width:
@@ -134,7 +134,7 @@ def origin(results: list[Result]) -> str:
     ) for result in results})  # fmt: skip
     return (
         f"`python -m benchmarks.paper {command} --task {task} --model {settings['model']}{more} "
-        f"--epochs {settings['epochs']} --seeds {seeds}` on {'; '.join(places)}"
+        f"--epochs {settings['epochs']} --seeds {seeds_of(results)}` on {'; '.join(places)}"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 Epoch = dict[str, float | None]
+Result = dict[str, Any]  # what the JSON file has
 
 
 @dataclass(frozen=True)
@@ -51,61 +53,90 @@ class Run:
         words = "-".join([*parts, f"seed-{self.seed}"]).lower()
         return re.sub(r"[^a-z0-9.]+", "-", words)
 
+    def result(self, folder: Path) -> Path:
+        """The JSON file."""
+        return folder / f"{self.name}.json"
+
+    def checkpoint(self, folder: Path) -> Path:
+        """The file that lies there until the run is over."""
+        return folder / f"{self.name}.checkpoint"
+
+    def is_over(self, history: list[Epoch]) -> bool:
+        """Whether these epochs are all, or the last one diverged."""
+        return len(history) == self.epochs or diverged(history)
+
     def settings(self) -> dict[str, Any]:
         """As they look when they have been in a JSON file."""
         settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return settings
 
 
-def finished(run: Run, folder: Path) -> dict[str, Any] | None:
+def finished(run: Run, folder: Path) -> Result | None:
     """The run's result, if the folder has it.
 
     Raises:
         ValueError: it is of other settings, or cannot be read.
     """
-    file = folder / f"{run.name}.json"
+    file = run.result(folder)
     if not file.exists():
         return None
     result = read_result(file)
     require_same(result["settings"], run, file)
-    (folder / f"{run.name}.checkpoint").unlink(missing_ok=True)
+    run.checkpoint(folder).unlink(missing_ok=True)
     return result
 
 
-def read_result(file: Path) -> dict[str, Any]:
+def read_result(file: Path) -> Result:
     """What a finished run has left.
 
     Raises:
         ValueError: the file cannot be read.
     """
-    try:
-        result: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(
-            f"{file} is damaged ({type(error).__name__}); delete it to train that run anew"
-        ) from error
+    with _damage_named(file):
+        result: Result = json.loads(file.read_text())
     return result
 
 
-def unfinished(run: Run, folder: Path) -> dict[str, Any] | None:
+def unfinished(run: Run, folder: Path, mmap: bool = False) -> dict[str, Any] | None:
     """The run's checkpoint, if the folder has one.
+
+    Args:
+        run: whose.
+        folder: where it lies.
+        mmap: leave tensors in the file, which is for looking at the rest.
 
     Raises:
         ValueError: it is of other settings, or cannot be read.
     """
-    file = folder / f"{run.name}.checkpoint"
+    file = run.checkpoint(folder)
     if not file.exists():
         return None
-    try:
+    with _damage_named(file):
         # Optimizers take their states to where they belong.
-        checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        checkpoint: dict[str, Any] = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=mmap
+        )
         settings = json.loads(checkpoint["settings"])
+    require_same(settings, run, file)
+    return checkpoint
+
+
+@contextmanager
+def _damage_named(file: Path) -> Iterator[None]:
+    try:
+        yield
     except (EOFError, KeyError, RuntimeError, ValueError, UnpicklingError) as error:
         raise ValueError(
             f"{file} is damaged ({type(error).__name__}); delete it to train that run anew"
         ) from error
-    require_same(settings, run, file)
-    return checkpoint
+
+
+def labelled(results: list[Result], labels: Iterable[str]) -> dict[str, list[Result]]:
+    """Results by label, in the order of the labels."""
+    return {
+        label: [result for result in results if result["settings"]["label"] == label]
+        for label in labels
+    }
 
 
 def diverged(history: list[Epoch]) -> bool:
@@ -130,6 +161,6 @@ def require_same(
 def write(file: Path, writer: Callable[[Path], Any]) -> None:
     """The whole file or none of it, whenever the process ends."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.unfinished")
-    writer(unfinished)
-    os.replace(unfinished, file)
+    part = file.with_name(f"{file.name}.unfinished")
+    writer(part)
+    os.replace(part, file)

@@ -14,19 +14,20 @@ import math
 import platform
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import MultiStepLR
 
 import padam_ext
 from benchmarks.paper.optimizers import make_optimizer
-from benchmarks.paper.runs import Epoch, Run, diverged, finished, unfinished, write
+from benchmarks.paper.runs import Epoch, Run, finished, unfinished, write
 from benchmarks.paper.tasks import TASKS, Problem, make_problem
+from benchmarks.versions import installed
 
 
 def train(
@@ -64,7 +65,7 @@ def train(
             part.load_state_dict(checkpoint[key])
         history = checkpoint["history"]
     after_epoch(history)
-    while len(history) < run.epochs and not diverged(history):
+    while not run.is_over(history):
         torch.manual_seed(1_000_003 * (run.seed + 1) + len(history))
         lr = scheduler.get_last_lr()[0]
         loss = train_epoch(problem, optimizer)
@@ -74,10 +75,10 @@ def train(
         if not all(math.isfinite(value) for value in measured.values()):
             measured = dict.fromkeys(measured, None)
         history.append({"lr": lr, **measured})
-        if len(history) < run.epochs:
+        if not run.is_over(history):
             parts = {key: part.state_dict() for key, part in whole.items()}
             parts |= {"history": history, "settings": json.dumps(run.settings())}
-            write(folder / f"{run.name}.checkpoint", partial(torch.save, parts))
+            write(run.checkpoint(folder), partial(torch.save, parts))
         after_epoch(history)
     result = {
         "settings": run.settings(),
@@ -85,21 +86,22 @@ def train(
         "history": history,
     }
     text = json.dumps(result, indent=1) + "\n"
-    write(folder / f"{run.name}.json", lambda path: path.write_text(text))
-    (folder / f"{run.name}.checkpoint").unlink(missing_ok=True)
+    write(run.result(folder), lambda path: path.write_text(text))
+    run.checkpoint(folder).unlink(missing_ok=True)
     return result
 
 
 def train_epoch(problem: Problem, optimizer: Optimizer) -> float:
     """One pass over the training data; the mean loss."""
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    total: Tensor | float = 0.0  # left on its device: reading each loss would wait for it
+    count = 0
     for loss, examples in problem.losses():
         optimizer.zero_grad()
         loss.backward()
         if problem.max_grad_norm is not None:
             clip_grad_norm_(problem.model.parameters(), problem.max_grad_norm)
         optimizer.step()
-        total = total.to(loss.device) + loss.detach().double() * examples
+        total = total + loss.detach().double() * examples
         count += examples
     return float(total) / count
 
@@ -116,14 +118,6 @@ def environment(device: str) -> dict[str, str]:
         threads = torch.get_num_threads()
         name = f"{cpu}, {threads} thread{'s' if threads > 1 else ''}"
     packages = ("torch", "padam_ext", "pytorch-optimizer", "scikit-learn", "torchvision")
-    versions = {package: version(package) for package in packages if _installed(package)}
     backends = ", ".join(padam_ext.available_backends())
-    return {"device": name, "backends": backends, "python": platform.python_version()} | versions
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+    found = {"device": name, "backends": backends, "python": platform.python_version()}
+    return found | installed(packages)
