@@ -81,3 +81,44 @@ def pytest_configure(config):
     folder = config.getoption("--expect-package-in")
     if folder and Path(folder).resolve() not in Path(padam_ext.__file__).resolve().parents:
         raise pytest.UsageError(f"testing {padam_ext.__file__}, which is not in {folder}")
+
+
+@pytest.fixture
+def one_thread():
+    """More of them get in the way of the other processes that run tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def quick_runs(one_thread, monkeypatch):
+    """For the paper's experiments: nobody asks what machine this is, which takes a second."""
+    monkeypatch.setattr("benchmarks.paper.training.environment", lambda device: {"device": "here"})
+
+
+@pytest.fixture
+def tiny_data(quick_runs, monkeypatch):
+    """A hundred digits and a thousand words for the paper's experiments."""
+    from benchmarks.paper import images, text
+
+    train_data, test_data = images.digits()
+    parts = (
+        torch.utils.data.Subset(train_data, range(100)),
+        torch.utils.data.Subset(test_data, range(50)),
+    )
+    monkeypatch.setattr(images, "digits", lambda: parts)
+    corpus = text.python_documentation()
+    small = text.Corpus(corpus.train[:1500] % 300, corpus.test[:300] % 300, 300)
+    monkeypatch.setattr(text, "python_documentation", lambda: small)
+
+
+@pytest.fixture
+def ptb(tmp_path):
+    """A folder with files like the Penn Treebank's."""
+    folder = tmp_path / "ptb"
+    folder.mkdir()
+    (folder / "ptb.train.txt").write_text(" the cat sat on the mat \n" * 30)
+    (folder / "ptb.test.txt").write_text(" the cat \n" * 9)
+    return folder

@@ -7,30 +7,21 @@ import hashlib
 import math
 import pickle
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.paper import experiments, images, training
+from benchmarks.paper import images
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.models import CNNS
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.tasks import TASKS, make_problem
 from benchmarks.paper.training import train
+from small_runs import carry_out_the_first, make_run, quietly
 
-pytestmark = pytest.mark.paper
+pytestmark = [pytest.mark.paper, pytest.mark.usefixtures("quick_runs")]
 COUNT = 12  # images in a file
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setattr(training, "environment", lambda device: {"device": "here"})
-    yield
-    torch.set_num_threads(threads)
 
 
 def contents(classes, seed):
@@ -94,18 +85,6 @@ def imagenet(tmp_path):
     return folder
 
 
-def make_run(task, model, optimizer, data):
-    width = None if task == "imagenet" else 4
-    (run,) = experiments.optimizer_study(
-        TASKS[task], model, [optimizer], 1, width=width, epochs=1, data=str(data), device="cpu"
-    )
-    return run
-
-
-def quietly(history):
-    pass
-
-
 @pytest.mark.parametrize("classes", [10, 100])
 @pytest.mark.parametrize("version", [python_version, binary_version])
 def test_cifar(version, classes, tmp_path, monkeypatch):
@@ -133,7 +112,8 @@ def test_cifar(version, classes, tmp_path, monkeypatch):
 )
 def test_every_model_with_every_optimizer(task, version, model, optimizer, tmp_path, monkeypatch):
     version(tmp_path, TASKS[task].classes, monkeypatch)
-    result = train(make_run(task, model, optimizer, tmp_path), tmp_path, quietly)
+    run = make_run(task, model, optimizer, epochs=1, data=str(tmp_path))
+    result = train(run, tmp_path, quietly)
     assert all(math.isfinite(value) for value in result["history"][0].values())
 
 
@@ -141,7 +121,8 @@ def test_every_model_with_every_optimizer(task, version, model, optimizer, tmp_p
     ("model", "optimizer"), [*(("resnet18", name) for name in NAMES), ("vgg16", "padam")]
 )
 def test_imagenet(model, optimizer, imagenet, tmp_path):
-    result = train(make_run("imagenet", model, optimizer, imagenet), tmp_path, quietly)
+    run = make_run("imagenet", model, optimizer, epochs=1, data=str(imagenet))
+    result = train(run, tmp_path, quietly)
     (epoch,) = result["history"]
     assert epoch.keys() == {"lr", "train_loss", "test_error", "test_error_top5"}
     assert epoch["test_error_top5"] <= epoch["test_error"]
@@ -155,7 +136,7 @@ def test_images_of_imagenet_are_cropped(imagenet):
 
 def test_with_workers_an_interrupted_run_ends_as_one_that_never_stopped(tmp_path, monkeypatch):
     binary_version(tmp_path, 10, monkeypatch)
-    run = replace(make_run("cifar10", "resnet18", "padam", tmp_path), epochs=3)
+    run = make_run("cifar10", "resnet18", "padam", epochs=3, data=str(tmp_path))
     whole = train(run, tmp_path / "whole", quietly, workers=2)
 
     def interrupt(history):
@@ -193,10 +174,7 @@ def test_what_is_wrong_with_a_folder(task, content, message, tmp_path, monkeypat
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(value)
 
-    def in_this_process(runs, folder, workers, jobs, console):
-        train(runs[0], folder, quietly)
-
-    monkeypatch.setattr("benchmarks.paper.__main__.carry_out", in_this_process)
+    monkeypatch.setattr("benchmarks.paper.__main__.carry_out", carry_out_the_first)
     arguments = ["run", "--task", task, "--model", "resnet18", "--data", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["paper", *arguments, "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="2"):

@@ -69,8 +69,6 @@ def gradient(x):
 NOISE = 0.5
 DIMENSION = 4
 STEPS = 5_000
-
-
 PARTIALS = (0.0, 1 / 8, 1 / 4, 0.4, 1 / 2)
 
 
