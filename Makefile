@@ -31,9 +31,8 @@ help:
 $(READY): requirements-dev.txt pyproject.toml setup.py $(wildcard csrc/*)
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV); PyTorch takes a while the first time"
+	@# What is imported is compiled then; all of PyTorch takes as long as installing it.
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -r requirements-dev.txt
-	@# As pip would have, but on all processors. Some packages hold files for other Pythons.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
@@ -136,7 +135,7 @@ PAPER := .venv-paper
 test-paper: $(READY)
 	@test -d $(PAPER) || $(PYTHON) -m venv $(PAPER)
 	@echo "Installing into $(PAPER); torchvision asks for the PyTorch that has CUDA, gigabytes"
-	$(PAPER)/bin/pip install --quiet --disable-pip-version-check -r requirements-paper.txt
+	$(PAPER)/bin/pip install --quiet --disable-pip-version-check --no-compile -r requirements-paper.txt
 	OMP_WAIT_POLICY=passive $(PAPER)/bin/python -m pytest -n auto -m paper tests/test_paper_images.py
 
 GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py clipping.py custom_op.py \
