@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from padam_ext import FusedPadam, available_backends
-from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.options import Hyperparameters
 from padam_ext.reference import padam_step
-from padam_ext.state import MOMENTS, moment_dtype
+from padam_ext.slots import STATE_SLOTS, compute_dtype
 
 Params = list[Parameter]
 Step = Callable[[], object]

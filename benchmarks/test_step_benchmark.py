@@ -23,7 +23,7 @@ from benchmarks.plain_loop import plain_loop
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, Shape, elements, workload
 from padam_ext import FusedPadam
-from padam_ext.state import MOMENTS
+from padam_ext.slots import STATE_SLOTS
 
 SECONDS_PER_TURN = 0.1
 TURNS_OF_UNFUSED = 6  # they take part in the first of so many

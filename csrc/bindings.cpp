@@ -149,12 +149,14 @@ PYBIND11_MODULE(_native, module) {
   module.def("sum_of_squares_cpu", &sum_of_squares_cpu, py::arg("addresses"), py::arg("numels"),
              py::arg("grad_dtype"), py::arg("num_threads"), py::arg("simd_level"));
   module.def("add_to_steps", &add_to_steps, py::arg("addresses"), py::arg("amount"));
+  py::class_<padam::Reading>(module, "Reading")
+      .def("same", &padam::Reading::same, py::arg("other"))
+      .def("pieces", &padam::Reading::pieces);
   py::class_<padam::Gatherer>(module, "Gatherer")
       .def(py::init<const py::object&>(), py::arg("tensor_class"))
-      .def("gather", &padam::Gatherer::gather, py::arg("param_lists"), py::arg("then"),
-           py::arg("dtensor"))
-      .def("state_addresses", &padam::Gatherer::state_addresses, py::arg("states"), py::arg("keys"),
-           py::arg("dtensor"));
+      .def("gather", &padam::Gatherer::gather, py::arg("selection"), py::arg("dtensor"))
+      .def("read_states", &padam::Gatherer::read_states, py::arg("states"), py::arg("params"),
+           py::arg("keys"), py::arg("dtensor"));
 
   // A table in a device's memory, see device_table.py.
   py::class_<padam::DeviceTable>(module, "DeviceTable")

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from padam_ext import __version__, native
+from padam_ext import __version__, native, trial
 from padam_ext.backends import BACKENDS
 
 
@@ -45,7 +45,7 @@ def main() -> None:
             status = f"not available: {reason}"
         print(f"  {backend.name:<8} {status}")
         for device in map(torch.device, devices) if reason is None else ():
-            if backend.is_for(device) and (broken := backend.broken_reason(device)) is not None:
+            if backend.is_for(device) and (broken := trial.broken_reason(backend, device)) is not None:
                 print(f"  {'':<8} but not on {device}: {broken}")
 
 

@@ -8,13 +8,15 @@ then copies each into the dtype and layout that its parameter needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.options import make_plain
 from padam_ext.state import ParamState, check_state, fit_state
 
 # Options in torch.optim's files that choose an implementation there and mean nothing here.
@@ -39,7 +41,7 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=False):
         present = {key: group[key] for key in optimizer.defaults if key in group}
         merged = {k: v for k, v in (present | saved).items() if k not in _FOREIGN_OPTIONS}
-        Hyperparameters.from_group(merged)
+        make_plain(merged, check_lr_sign=False)
         groups.append(merged)
         for key, param in zip(saved["params"], group["params"], strict=False):
             check_state(state_dict["state"].get(key, {}), param, f"parameter {key}")
@@ -54,12 +56,15 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
     return {**state_dict, "state": states, "param_groups": groups}
 
 
-def unwrap(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:
-    """Gives wrapped states, if any, back as copies that fit the parameter."""
+def unwrap(state: ParamState, param: Tensor, group: Mapping[str, Any]) -> None:
+    """Gives wrapped states, if any, back as copies that fit the parameter.
+
+    Those of a lazy parameter are fitted by its first step.
+    """
     if not any(isinstance(value, _Wrapped) for value in state.values()):
         return
     for name, value in state.items():
         if isinstance(value, _Wrapped):
             state[name] = value.tensor.clone()
-    if "exp_avg" in state:
-        fit_state(state, param, amsgrad=amsgrad)
+    if "exp_avg" in state and not is_lazy(param):
+        fit_state(state, param, group, may_replace=True)

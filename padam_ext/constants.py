@@ -1,16 +1,19 @@
 """From the options of a param group to the constants of its update: one row of the launch table.
 
-Whatever is the same for all elements is worked out here, once, for every kernel.
+Whatever is the same for all elements is worked out here, once, for every kernel. What the host
+does not know is NaN in a row, until the prepare kernel has completed it from the row's source.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
+from padam_ext.options import BIAS_CORRECTIONS, Hyperparameters
 
 # How d^(-2p) is taken; the order is that of the enum Root in csrc/padam_math.h.
 ROOTS = ("none", "half", "quarter", "eighth", "sixteenth", "general")
@@ -20,25 +23,51 @@ _ROOT_OF_EXPONENT = {0.0: 0, -1.0: 1, -0.5: 2, -0.25: 3, -0.125: 4}
 _SMALLEST_NORMAL = 2.0**-126  # of float32
 
 
-class Control(NamedTuple):
-    """What a step does with all gradients, as numbers or as tensors of one element on a device."""
+class DeviceConstant(NamedTuple):
+    """A number that only the device knows: where it is."""
 
-    grad_factor: float | Tensor = 1.0  # what gradients are multiplied by
-    skip: float | Tensor = 0.0  # 1 for a step that changes nothing, else 0
-
-    def on_host(self) -> Control:
-        """With numbers only, for which the host waits if they are still being computed."""
-        return Control(float(self.grad_factor), float(self.skip))
+    address: int
+    is_double: bool  # else float32
 
 
-NO_CONTROL = Control()
+class RowOptions(NamedTuple):
+    """The options of a param group that its rows depend on; see options.py's Hyperparameters."""
+
+    lr: float | DeviceConstant
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float | DeviceConstant
+    partial: float
+    bias_correction: str
+    decoupled_weight_decay: bool
+    maximize: bool
+
+    @classmethod
+    def of(cls, options: Hyperparameters) -> RowOptions:
+        """With the addresses of tensors, which must stay alive until rows have been completed."""
+        numbers = {
+            name: DeviceConstant(value.data_ptr(), value.dtype == torch.float64)
+            for name in ("lr", "weight_decay")
+            if isinstance(value := getattr(options, name), Tensor)
+        }
+        if not numbers:
+            return _of_numbers(options)
+        return cls(*((options._asdict() | numbers)[name] for name in cls._fields))
+
+    def needs_device(self) -> bool:
+        """Whether only the device knows one of them."""
+        return isinstance(self.lr, DeviceConstant) or isinstance(self.weight_decay, DeviceConstant)
+
+
+@lru_cache(maxsize=4096)
+def _of_numbers(options: Hyperparameters) -> RowOptions:
+    values = options._asdict()
+    return RowOptions(*(values[name] for name in RowOptions._fields))
 
 
 class Constants(NamedTuple):
     """The constants of one param group at one step count, in the order of csrc/launch_table.h.
-
-    Those that depend on tensors are tensors: of one element, or of one for each tensor stepped
-    where step counts are such a tensor.
 
     To maximize, gradients enter with the other sign: that is folded into `one_minus_beta1` and
     `coupled_decay`; the second moment does not see it. 1 - beta2 comes in two pieces: float32
@@ -48,54 +77,126 @@ class Constants(NamedTuple):
     with the exponent of a float is exact.
     """
 
-    step_size: float | Tensor  # lr * c
+    step_size: float  # lr * c
     beta1: float
     one_minus_beta1: float
     beta2: float
     one_minus_beta2_high: float
     one_minus_beta2_low: float
     eps: float
-    coupled_decay: float | Tensor  # weight_decay, or 0
-    decoupled_decay: float | Tensor  # lr * weight_decay, or 0
-    inverse_correction: float | Tensor  # 1 / r
+    coupled_decay: float  # weight_decay, or 0
+    decoupled_decay: float  # lr * weight_decay, or 0
+    inverse_correction: float  # 1 / r
     exponent: float  # -2p
     exponent_high: float
     exponent_low: float
-    amsgrad: float  # 0 or 1
     root: float  # index into ROOTS
-    grad_factor: float | Tensor
-    skip: float | Tensor  # for a device to see; no step that the host skips comes this far
 
 
-def make_constants(
-    options: Hyperparameters, step: float | Tensor, control: Control = NO_CONTROL
-) -> Constants:
-    """The constants of update number `step`, from 1; several at once for a tensor of several."""
-    c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
-    sign = -1.0 if options.maximize else 1.0
-    decay, decoupled = options.weight_decay, options.decoupled_weight_decay
+class RowSource(NamedTuple):
+    """What the prepare kernel completes a row from, in the order of csrc/prepare.h."""
+
+    lr: float
+    lr_address: int  # 0 where `lr` is it
+    lr_is_double: int
+    weight_decay: float
+    weight_decay_address: int
+    weight_decay_is_double: int
+    bias_correction: int  # index into BIAS_CORRECTIONS
+    coupled_factor: float  # coupled_decay / weight_decay
+    decoupled_factor: float  # decoupled_decay / (lr * weight_decay)
+    step: float  # number of this update; -1 where the tensor's counter on the device has it
+
+
+# Of the counter that a device has.
+UNKNOWN_STEP = -1.0
+
+
+def make_constants(options: RowOptions, step: float) -> Constants:
+    """The constants of update number `step`, from 1."""
+    lr, decay = _or_nan(options.lr), _or_nan(options.weight_decay)
+    c, r = math.nan, math.nan
+    if step != UNKNOWN_STEP or options.bias_correction == "none":
+        c, r = bias_correction_factors(
+            options.bias_correction, options.beta1, options.beta2, step
+        )
+    coupled, decoupled = _decay_factors(options)
     one_minus_beta2_high = _leading_bits_below(1.0 - options.beta2)
     exponent = -2.0 * options.partial
     exponent_high = round(exponent * 65536.0) / 65536.0
     return Constants(
-        step_size=options.lr * c,
+        step_size=lr * c,
         beta1=options.beta1,
-        one_minus_beta1=sign * (1.0 - options.beta1),
+        one_minus_beta1=(-1.0 if options.maximize else 1.0) * (1.0 - options.beta1),
         beta2=options.beta2,
         one_minus_beta2_high=one_minus_beta2_high,
         one_minus_beta2_low=1.0 - options.beta2 - one_minus_beta2_high,
         eps=options.eps,
-        coupled_decay=0.0 if decoupled else sign * decay,
-        decoupled_decay=options.lr * decay if decoupled else 0.0,
+        coupled_decay=coupled * decay if coupled else 0.0,
+        decoupled_decay=lr * decay if decoupled else 0.0,
         inverse_correction=1.0 / r,
         exponent=exponent,
         exponent_high=exponent_high,
         exponent_low=exponent - exponent_high,
-        amsgrad=float(options.amsgrad),
         root=_root_of(exponent, options.eps),
-        grad_factor=control.grad_factor,
-        skip=control.skip,
     )
+
+
+def make_source(options: RowOptions, step: float) -> RowSource:
+    """What a device needs to work out that of a row which the host may not know."""
+    lr, decay = options.lr, options.weight_decay
+    lr_at = lr if isinstance(lr, DeviceConstant) else DeviceConstant(0, False)
+    decay_at = decay if isinstance(decay, DeviceConstant) else DeviceConstant(0, False)
+    coupled, decoupled = _decay_factors(options)
+    return RowSource(
+        lr=0.0 if isinstance(lr, DeviceConstant) else lr,
+        lr_address=lr_at.address,
+        lr_is_double=int(lr_at.is_double),
+        weight_decay=0.0 if isinstance(decay, DeviceConstant) else decay,
+        weight_decay_address=decay_at.address,
+        weight_decay_is_double=int(decay_at.is_double),
+        bias_correction=BIAS_CORRECTIONS.index(options.bias_correction),
+        coupled_factor=coupled,
+        decoupled_factor=decoupled,
+        step=step,
+    )
+
+
+def bias_correction_factors(
+    bias_correction: str, beta1: float, beta2: float, step: float
+) -> tuple[float, float]:
+    """Factors (c, r) of the update `x -= lr * c * m / (sqrt(h) / r + eps) ** (2 * p)`.
+
+    Args:
+        bias_correction: "none", the paper's Algorithm 1; "authors", the authors' released code,
+            not a debiasing when p < 1/2 but a warm-up; "adam", as torch.optim.Adam, consistent at
+            every p.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        step: number of this update, from 1.
+    """
+    if bias_correction == "none":
+        return 1.0, 1.0
+    first = _one_minus_power(beta1, step)
+    root_of_second = math.sqrt(_one_minus_power(beta2, step))
+    if bias_correction == "authors":
+        return root_of_second / first, 1.0
+    return 1.0 / first, root_of_second
+
+
+def _one_minus_power(beta: float, step: float) -> float:
+    """1 - beta**step without the digits that the difference of two numbers near 1 would lose."""
+    return 1.0 if beta == 0.0 else -math.expm1(step * math.log(beta))
+
+
+def _or_nan(value: float | DeviceConstant) -> float:
+    return math.nan if isinstance(value, DeviceConstant) else value
+
+
+def _decay_factors(options: RowOptions) -> tuple[float, float]:
+    if options.decoupled_weight_decay:
+        return 0.0, 1.0
+    return -1.0 if options.maximize else 1.0, 0.0
 
 
 def _root_of(exponent: float, eps: float) -> float:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial as partial_of
 
 import torch
 from torch import Tensor
 
-from padam_ext.backends import check_name
-from padam_ext.clipping import make_control
-from padam_ext.gather import Live, PythonGatherer
-from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.choice import check_name, choose
+from padam_ext.control import ControlInputs
+from padam_ext.driver import make_step
+from padam_ext.gather import StepInputs
 from padam_ext.layout import overlaps_itself
-from padam_ext.plan import Plan
-from padam_ext.state import ParamState, moment_dtype
+from padam_ext.options import Hyperparameters, make_plain
+from padam_ext.plan import Needs, Planner
+from padam_ext.slots import STATE_SLOTS
+from padam_ext.state import ParamState
+
+_DTYPE_OF = {slot.name: slot.dtype for slot in STATE_SLOTS}
 
 
 def step(
@@ -75,7 +80,7 @@ def step(
     check_name(backend)
     for name, tensors in states.items():
         for param, tensor in zip(params, tensors, strict=True):
-            dtype = torch.float32 if name == "step" else moment_dtype(param.dtype)
+            dtype = torch.float32 if name == "step" else _DTYPE_OF[name](param.dtype)
             if tensor.dtype != dtype:
                 raise TypeError(f"{name} must be {dtype} here, got {tensor.dtype}")
             if overlaps_itself(tensor):
@@ -98,18 +103,14 @@ def step(
         "maximize": maximize,
         "params": params,
     }
+    make_plain(group, check_lr_sign=True)
     options = Hyperparameters.from_group(group)
     state = {param: dict(tensors) for param, tensors in given.items()}
-    live = Live(list(params), list(grads), [0] * len(params))
-    plan = Plan(
-        backend, PythonGatherer(), [group], state, live,
-        count_on_device=found_inf is not None, capturable=False,
-    )  # fmt: skip
-    for bucket in plan.bucket_steps:
-        bucket.take_grads(live)
-    control = make_control(None, None, grad_scale, found_inf, skip_nonfinite=False)
-    for bucket in plan.bucket_steps:
-        bucket.step([options], control)
+    inputs = StepInputs(list(params), list(grads), bytes(8 * len(params)), state)
+    control = ControlInputs(grad_scale, found_inf)
+    needs = Needs(backend, count_on_device=found_inf is not None, compare_states=True)
+    steps = Planner().plan(inputs, [group], partial_of(choose, backend), needs)
+    make_step(steps, inputs, {0: options}, control)
     # Where a kernel could not take a tensor as it was, it worked on another.
     for param, its_state in given.items():
         for key, tensor in its_state.items():

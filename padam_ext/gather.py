@@ -1,84 +1,135 @@
 """Reads in one pass what a step has to know about its tensors.
 
 The native module does this in C++ where torch offers DLPack's C exchange interface, elsewhere
-Python does. Readings are only ever compared with readings that were made the same way.
+Python does. Readings are only ever compared with readings that were made the same way. Nothing that
+is read is kept alive.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from padam_ext import native
 from padam_ext.layout import dtensor_type, is_wrapper, local, placement
+from padam_ext.slots import STATE_KEYS
+from padam_ext.state import OptimizerState
+
+# (index of a param group, parameters of it)
+Selection = list[tuple[int, list[Tensor]]]
 
 
-class Live(NamedTuple):
-    """The parameters that have a gradient in this step, in order: parallel lists and readings.
+class Reading(Protocol):
+    """All that decides which memory a kernel would touch, of several parameters.
 
-    Layouts tell device, dtype, sizes, strides, lazy conjugation and negation, and how a DTensor is
-    placed; all else that is read of a DTensor is read of its local shard. Readings are None where a
-    tensor has no address or no strides.
+    That is the parameter and its group, and of each tensor its address, device, dtype, sizes,
+    strides, lazy conjugation and negation, and how a DTensor is placed; all else that is read of a
+    DTensor is read of its local shard. The addresses of gradients are left out, since they move
+    with each `zero_grad(set_to_none=True)`.
+    """
+
+    def same(self, other: Any) -> bool:
+        """Whether another reading says the same. One of what has no address never does."""
+
+    def pieces(self) -> list[Any]:
+        """The reading of each parameter, to be compared by ==; None where it has no address."""
+
+
+class StepInputs(NamedTuple):
+    """The parameters that have a gradient in this step, in order, as parallel lists.
+
+    Attributes:
+        params: parameters.
+        grads: their gradients.
+        group_indices: index of the param group of each, int64 as bytes.
+        state: the optimizer's states.
+        reading: of parameters and gradients; None where nothing is to be kept.
+        grad_addresses: int64 as bytes, 0 where a gradient has none; None where they were not read.
     """
 
     params: list[Tensor]
     grads: list[Tensor]
-    group_indices: list[int]
-    param_reading: Any = None  # addresses and layouts
-    grad_layouts: Any = None
-    grad_addresses: bytes | None = None  # int64
-    null_grads: int = 0  # gradients at no address: empty ones, and ones that no kernel must reach
+    group_indices: bytes
+    state: OptimizerState
+    reading: Reading | None = None
+    grad_addresses: bytes | None = None
+
+
+class PythonReading:
+    """See Reading."""
+
+    def __init__(self, pieces: list[Any]) -> None:
+        self._pieces = pieces
+
+    def same(self, other: PythonReading) -> bool:
+        """See Reading."""
+        return None not in self._pieces and self._pieces == other._pieces
+
+    def pieces(self) -> list[Any]:
+        """See Reading."""
+        return self._pieces
 
 
 class PythonGatherer:
     """Gathers with methods of torch.Tensor."""
 
-    def gather(self, param_lists: list[list[Tensor]]) -> Live:
-        """Parameters that have a gradient, from one list of parameters per param group."""
-        live = Live([], [], [])
-        for group_index, params in enumerate(param_lists):
-            for param in params:
+    def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
+        """Those of the selected parameters that have a gradient."""
+        params, grads, group_indices, pieces = [], [], array("q"), []
+        grad_addresses = array("Q")
+        for group_index, members in selection:
+            for param in members:
                 grad = param.grad
-                if grad is not None:
-                    live.params.append(param)
-                    live.grads.append(grad)
-                    live.group_indices.append(group_index)
-        try:
-            grad_addresses = _addresses(live.grads)
-            return live._replace(
-                param_reading=(_addresses(live.params), _layouts(live.params)),
-                grad_layouts=_layouts(live.grads),
-                grad_addresses=grad_addresses.tobytes(),
-                null_grads=grad_addresses.count(0),
-            )
-        except RuntimeError:
-            return live
+                if grad is None:
+                    continue
+                params.append(param)
+                grads.append(grad)
+                group_indices.append(group_index)
+                piece, grad_address = None, 0
+                try:
+                    grad_address = _address(grad)
+                    piece = (id(param), group_index, _layout(param), _address(param),
+                             _layout(grad), grad_address == 0)  # fmt: skip
+                except RuntimeError:
+                    pass
+                pieces.append(piece)
+                grad_addresses.append(grad_address)
+        return StepInputs(
+            params, grads, group_indices.tobytes(), state, PythonReading(pieces),
+            grad_addresses.tobytes(),
+        )  # fmt: skip
 
-    def state_addresses(self, states: list[dict[str, Any]], keys: tuple[str, ...]) -> Any:
-        """Addresses of the tensors in states, in the order of states, then keys.
-
-        Raises:
-            KeyError: a state lacks one of the keys.
-            AttributeError: a value is not a tensor.
-        """
-        return _addresses([state[key] for state in states for key in keys])
+    def read_states(self, state: OptimizerState, params: Sequence[Tensor]) -> Reading:
+        """Of the tensors in the states of parameters, as far as there are any."""
+        return PythonReading([_state_piece(state.get(param)) for param in params])
 
 
-def _addresses(tensors: list[Tensor]) -> array[int]:
-    tensors = list(map(local, tensors))
+def _state_piece(state: Any) -> Any:
+    if not isinstance(state, dict):
+        return None
+    try:
+        return [
+            (_layout(state[key]), _address(state[key])) if key in state else None
+            for key in STATE_KEYS
+        ]
+    except (AttributeError, TypeError, RuntimeError):
+        return None  # no tensor, or one without an address
+
+
+def _address(tensor: Tensor) -> int:
+    tensor = local(tensor)
     # Asked for its address, such a tensor answers 0, with a warning at best.
-    if any(map(is_wrapper, tensors)):
+    if is_wrapper(tensor):
         raise RuntimeError("a tensor subclass has no memory of its own")
-    return array("Q", map(Tensor.data_ptr, tensors))
+    return tensor.data_ptr()
 
 
-def _layouts(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
-    return [
-        (t.device, t.dtype, t.shape, t.stride(), t.is_neg(), t.is_conj(), placement(tensor))
-        for tensor, t in zip(tensors, map(local, tensors), strict=True)
-    ]
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    t = local(tensor)
+    return t.device, t.dtype, t.shape, t.stride(), t.is_neg(), t.is_conj(), placement(tensor)
 
 
 class NativeGatherer:
@@ -87,27 +138,25 @@ class NativeGatherer:
     def __init__(self) -> None:
         """Raises AttributeError or ValueError where torch has not the interface it needs."""
         self._native = native.module.Gatherer(Tensor)
-        self._then: Live | None = None
 
-    def gather(self, param_lists: list[list[Tensor]]) -> Live:
-        """See PythonGatherer. What is as it was in the last pass is the same object as there."""
-        live = Live(*self._native.gather(param_lists, self._then, dtensor_type()))
-        self._then = live._replace(grads=[])  # which must not be kept alive
-        return live
+    def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
+        """See PythonGatherer."""
+        params, grads, group_indices, reading, grad_addresses = self._native.gather(
+            selection, dtensor_type()
+        )
+        return StepInputs(params, grads, group_indices, state, reading, grad_addresses)
 
-    def state_addresses(self, states: list[dict[str, Any]], keys: tuple[str, ...]) -> Any:
-        """See PythonGatherer; TypeError for a value that is not a tensor."""
-        return self._native.state_addresses(states, keys, dtensor_type())
+    def read_states(self, state: OptimizerState, params: Sequence[Tensor]) -> Reading:
+        """See PythonGatherer."""
+        reading: Reading = self._native.read_states(state, params, STATE_KEYS, dtensor_type())
+        return reading
 
 
 Gatherer = PythonGatherer | NativeGatherer
 
 
 def best_gatherer() -> Gatherer:
-    """The native one where there is a native module and torch is 2.11 or later.
-
-    Each optimizer has its own, which remembers where things were.
-    """
+    """The native one where there is a native module and torch is 2.11 or later."""
     try:
         return NativeGatherer()
     except (AttributeError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +47,11 @@ class IterateSampler:
         self._num_steps = 0
         self._num_skipped = int(getattr(optimizer, "skipped_steps", 0))
         self._copies: list[Tensor] = []
-        self._hook = optimizer.register_step_post_hook(self._observe)
+        # The optimizer does not keep what watches it alive, nor both each other.
+        observe = weakref.WeakMethod(self._observe)
+        self._hook = optimizer.register_step_post_hook(
+            lambda *_: None if (method := observe()) is None else method()
+        )
 
     @property
     def drawn_step(self) -> int:
@@ -112,7 +117,7 @@ class IterateSampler:
         return [p.detach() for group in self._optimizer.param_groups for p in group["params"]]
 
     @torch.no_grad()
-    def _observe(self, *_: object) -> None:
+    def _observe(self) -> None:
         skipped = int(getattr(self._optimizer, "skipped_steps", 0))
         if skipped > self._num_skipped:  # nothing has moved
             self._num_skipped = skipped

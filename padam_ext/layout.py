@@ -75,6 +75,11 @@ def is_plain(tensor: Tensor) -> bool:
     return True
 
 
+def like_plain(tensor: Tensor) -> Tensor:
+    """A tensor with the layout in which kernels walk this one: itself where it is plain."""
+    return tensor if is_plain(tensor) else torch.empty_like(tensor, device="meta")
+
+
 def lacks_memory(tensor: Tensor) -> bool:
     """Whether a tensor has elements but no address, as after its storage was freed."""
     if tensor.is_meta or tensor.numel() == 0 or tensor._is_zerotensor():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial as bind
 from typing import Any, TypeVar, overload
 
 import torch
@@ -12,22 +13,29 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
-from padam_ext import backends, checkpoint, clipping
-from padam_ext.device_table import capturing
-from padam_ext.grouping import check_param
-from padam_ext.hyperparameters import Hyperparameters, flag, number
-from padam_ext.plan import Planner
-
-# Options that param groups cannot have for themselves.
-_OF_THE_WHOLE = ("max_grad_norm", "skip_nonfinite", "capturable", "backend")
+from padam_ext import checkpoint, choice, driver
+from padam_ext.backends.device_table import capturing
+from padam_ext.checks import check_param
+from padam_ext.control import ControlInputs, check_handed_over
+from padam_ext.gather import Selection
+from padam_ext.options import (
+    DEFAULTS,
+    WHOLE_DEFAULTS,
+    Hyperparameters,
+    flag,
+    make_plain,
+    number,
+)
+from padam_ext.param_index import ParamIndex
+from padam_ext.plan import WHOLE, Needs, Planner, whole
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _untraced(function: _Function) -> _Function:
-    """Has torch.compile leave a step alone.
+    """Excludes a step from torch.compile.
 
-    A kernel that is given addresses would be taken for one that changes nothing, and left out.
+    Kernels receive raw addresses, so the compiler cannot see their writes.
     """
     # torch.compiler.disable is the public name; it imports the compiler, which takes seconds.
     disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
@@ -119,14 +127,13 @@ class FusedPadam(Optimizer):
         capturable: bool = False,
         backend: str = "auto",
     ) -> None:
-        backends.check_name(backend)
         self.backend = backend
         self.max_grad_norm = max_grad_norm
         self.skip_nonfinite = skip_nonfinite
         self.capturable = capturable
         self._check_options_of_the_whole()
         self._start_afresh()
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
@@ -137,17 +144,26 @@ class FusedPadam(Optimizer):
             "decoupled_weight_decay": decoupled_weight_decay,
             "maximize": maximize,
         }
-        Hyperparameters.from_group(defaults)
+        make_plain(defaults, check_lr_sign=True)
         super().__init__(params, defaults)
         self._state_was_seen = False  # the base class has assigned an empty one
 
     def _start_afresh(self) -> None:
         self._planner = Planner()
-        # For step_param: where a parameter was found, group and position, and its own planner.
-        self._param_planners: dict[Tensor, tuple[int, int, Planner]] = {}
+        self._param_index = ParamIndex()
         self._state_was_seen = False
         self.grad_norm: Tensor | None = None
         self._skipped: Tensor | None = None
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend, or "auto". Setting another takes effect at the next step."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, name: str) -> None:
+        choice.check_name(name)
+        self._backend = name
 
     @property
     def skipped_steps(self) -> Tensor:
@@ -157,7 +173,7 @@ class FusedPadam(Optimizer):
         """
         if self._skipped is None:
             return torch.zeros((), dtype=torch.int64, device="cpu")
-        return self._skipped.to(torch.int64)
+        return self._skipped.clone()
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
@@ -173,9 +189,8 @@ class FusedPadam(Optimizer):
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
         self.__dict__["state"] = state
-        # Plans hold addresses of the states that were.
+        # What was prepared holds addresses of the states that were.
         self._planner.forget()
-        self._param_planners.clear()
         self._state_was_seen = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -186,7 +201,7 @@ class FusedPadam(Optimizer):
             TypeError: see the class.
         """
         if isinstance(param_group, dict) and isinstance(param_group["params"], Iterable):
-            for name in _OF_THE_WHOLE:
+            for name in WHOLE_DEFAULTS:
                 mine = getattr(self, name)
                 if param_group.get(name, mine) != mine:
                     raise ValueError(
@@ -199,7 +214,7 @@ class FusedPadam(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            Hyperparameters.from_group(group)
+            make_plain(group, check_lr_sign=True)
             names = group.get("param_names", range(len(group["params"])))
             for param, name in zip(group["params"], names, strict=True):
                 check_param(param, f"parameter {name!r}")
@@ -225,20 +240,32 @@ class FusedPadam(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+        self._state_was_seen = False  # all of it was made here
+
+    def state_dict(self) -> StateDict:
+        """The optimizer's state in torch.optim.Adam's layout, its options as plain numbers.
+
+        `torch.load(weights_only=True)` reads such a file, whatever number type a scheduler set.
+        """
+        state_dict: StateDict = super().state_dict()
+        for group in state_dict["param_groups"]:
+            make_plain(group, check_lr_sign=False)
+        return state_dict
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: what torch.optim keeps, and the options of the whole."""
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in _OF_THE_WHOLE}}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in WHOLE_DEFAULTS}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and load_state_dict; plans are made anew."""
         super().__setstate__(state)
         self._start_afresh()
+        self._state_was_seen = True  # a copy of the optimizer may share it
         states = self.__dict__["state"]
         for group in self.param_groups:
             for param in group["params"]:
                 if param in states:
-                    checkpoint.unwrap(states[param], param, amsgrad=group["amsgrad"])
+                    checkpoint.unwrap(states[param], param, group)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -271,7 +298,7 @@ class FusedPadam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        self._step(self._planner, [group["params"] for group in self.param_groups])
+        self._step(whole(self.param_groups), keep_as=WHOLE)
         return loss
 
     @_untraced
@@ -295,70 +322,39 @@ class FusedPadam(Optimizer):
                 f"max_grad_norm={self.max_grad_norm!r} and skip_nonfinite={self.skip_nonfinite!r} "
                 "need all gradients at once: step_param cannot be used with them"
             )
-        group_index, position, planner = self._param_planners.get(param) or (0, 0, Planner())
-        groups = self.param_groups
-        if not (
-            group_index < len(groups)
-            and position < len(params := groups[group_index]["params"])
-            and params[position] is param
-        ):
-            group_index, position = self._find(param)
-        self._param_planners[param] = (group_index, position, planner)
-        lists: list[list[Tensor]] = [[] for _ in groups]
-        lists[group_index] = [param]
-        self._step(planner, lists)
+        group_index = self._param_index.group_of(param, self.param_groups)
+        # A plan for each parameter would take more memory than its state; only a capture needs one.
+        self._step([(group_index, [param])], keep_as=id(param) if self.capturable else None)
 
-    def _find(self, param: Tensor) -> tuple[int, int]:
-        for group_index, group in enumerate(self.param_groups):
-            for position, candidate in enumerate(group["params"]):
-                if candidate is param:
-                    return group_index, position
-        raise ValueError(
-            f"a tensor of shape {tuple(param.shape)} is in no param group of this optimizer"
-        )
-
-    def _step(self, planner: Planner, param_lists: list[list[Tensor]]) -> None:
+    def _step(self, selection: Selection, *, keep_as: object) -> None:
         self._check_options_of_the_whole()
         if capturing() and not self.capturable:
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph: make the optimizer with "
                 "capturable=True"
             )
-        options = [
-            Hyperparameters.from_group(group, keep_tensors=self.capturable)
-            for group in self.param_groups
-        ]
-        # GradScaler sets these for the time of a step.
-        grad_scale, found_inf = (
-            clipping.check_handed_over(name, getattr(self, name, None))
-            for name in ("grad_scale", "found_inf")
+        options = {
+            index: Hyperparameters.from_group(
+                self.param_groups[index], keep_tensors=self.capturable
+            )
+            for index, _ in selection
+        }
+        control = ControlInputs(
+            # GradScaler sets these for the time of a step.
+            check_handed_over("grad_scale", getattr(self, "grad_scale", None)),
+            check_handed_over("found_inf", getattr(self, "found_inf", None)),
+            self.max_grad_norm,
+            self.skip_nonfinite,
         )
-        live, bucket_steps = planner.plan(
-            self.backend, self.param_groups, self.__dict__["state"], param_lists,
-            compare_states=self._state_was_seen,
-            count_on_device=found_inf is not None or self.skip_nonfinite,
-            capturable=self.capturable,
-        )  # fmt: skip
-        for bucket in bucket_steps:
-            bucket.take_grads(live)
-        norm = None
-        if self._needs_norm():
-            clipping.refuse_dtensors(live.grads)
-            norm = clipping.global_norm([b.sum_of_squares() for b in bucket_steps], grad_scale)
-        control = clipping.make_control(
-            norm, self.max_grad_norm, grad_scale, found_inf, skip_nonfinite=self.skip_nonfinite
+        needs = Needs(self.backend, control.may_skip, self.capturable, self._state_was_seen)
+        inputs = self._planner.gather(selection, self.__dict__["state"])
+        steps = self._planner.plan(
+            inputs, self.param_groups, bind(choice.choose, self.backend), needs, keep_as=keep_as
         )
-        # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
-        # Told before they run, while what was just gathered is still in the processor's caches.
-        torch.autograd.graph.increment_version(live.params)
-        for bucket in bucket_steps:
-            bucket.step(options, control)
-        if norm is not None:
-            self.grad_norm = norm.to(clipping.norm_dtype(live.grads))
-        if isinstance(control.skip, Tensor):
-            if self._skipped is None:
-                self._skipped = torch.zeros_like(control.skip)
-            self._skipped.add_(control.skip)  # in place, as a CUDA graph repeats it
+        outcome = driver.make_step(steps, inputs, options, control, self._skipped)
+        if control.needs_norm:
+            self.grad_norm = outcome.norm
+        self._skipped = outcome.skipped
 
     def _check_options_of_the_whole(self) -> None:
         if self.max_grad_norm is not None:

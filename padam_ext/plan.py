@@ -1,168 +1,248 @@
 """A plan: the buckets of a step, each with its backend, kept for as long as they are true.
 
-A kernel is given addresses, so a plan must never outlive what it was made from. Every step
-compares what decides which memory a kernel would touch. The gradients' addresses, which move with
-every `zero_grad(set_to_none=True)`, are not compared but read afresh. States are compared from the
-moment on that somebody may hold them: until then only kernels can have changed them.
+A kernel is given addresses, so what was prepared must never outlive what it was made from. There is
+one record for each parameter, whatever steps it: each step reads anew what decides which memory a
+kernel would touch, and a record whose reading differs is made anew. So whoever replaces a tensor is
+seen by all, and what others have is left as it is.
+
+States are read from the moment on that somebody may hold them: until then only steps change them.
 """
 
 from __future__ import annotations
 
-from operator import is_
-from typing import Any
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
-from padam_ext.backends import BucketStep, choose
-from padam_ext.device_step import DeviceStep
-from padam_ext.device_table import capturing
-from padam_ext.gather import Gatherer, Live, best_gatherer
-from padam_ext.grouping import OptimizerState, ParamGroups, make_buckets
-from padam_ext.state import MOMENTS
+from padam_ext.backends import Backend
+from padam_ext.backends.device import DeviceStep
+from padam_ext.backends.device_table import capturing
+from padam_ext.backends.step import BucketStep
+from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
+from padam_ext.checks import Name, ParamGroups, check_grad, check_param
+from padam_ext.gather import Reading, Selection, StepInputs, best_gatherer
+from padam_ext.slots import present
+from padam_ext.state import OptimizerState, check_state, fit_state
+from padam_ext.step_counts import StepCounts, place_counters
+
+# The name of the plan for all parameters together; that of one alone has the parameter's id.
+WHOLE = "whole"
+
+Choose = Callable[[torch.device], Backend]
+
+
+class Needs(NamedTuple):
+    """What a step asks of its plan.
+
+    Attributes:
+        backend: name of the backend, as the user gave it.
+        count_on_device: a device may decide whether to skip the step.
+        capturable: the step may go into a CUDA graph.
+        compare_states: somebody may have replaced states.
+    """
+
+    backend: str = "auto"
+    count_on_device: bool = False
+    capturable: bool = False
+    compare_states: bool = False
+
+
+class Plan(NamedTuple):
+    """The steps of all buckets for one set of parameters, and what they were made from."""
+
+    steps: list[BucketStep]
+    needs: Needs
+    slots: dict[int, tuple[bool, ...]]
+    reading: Reading | None
+    state_reading: Reading | None
 
 
 class Planner:
-    """Has a plan for each step of one selection of an optimizer's parameters."""
+    """What one optimizer has prepared: a record for each parameter, and plans."""
 
     def __init__(self) -> None:
         self._gatherer = best_gatherer()
-        self._plan: Plan | None = None
+        self._records: dict[int, ParamRecord] = {}  # by the parameter's id
+        self._plans: dict[object, Plan] = {}
 
     def forget(self) -> None:
-        """Makes the next plan anew, as for states that were replaced."""
-        self._plan = None
+        """Makes everything anew from now on, as for states that were replaced."""
+        self._records.clear()
+        self._plans.clear()
+
+    def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
+        """What there is to step of some parameters."""
+        return self._gatherer.gather(selection, state)
 
     def plan(
         self,
-        backend: str,
+        inputs: StepInputs,
         param_groups: ParamGroups,
-        state: OptimizerState,
-        param_lists: list[list[Tensor]],
+        choose: Choose,
+        needs: Needs,
         *,
-        compare_states: bool,
-        count_on_device: bool,
-        capturable: bool,
-    ) -> tuple[Live, list[BucketStep]]:
-        """What is alive of the parameters, given as one list per param group, and how to step it.
+        keep_as: object = None,
+    ) -> list[BucketStep]:
+        """How to step what was gathered.
 
-        With `count_on_device` a device may decide whether to skip the step; with `capturable` it
-        may go into a CUDA graph.
+        Args:
+            inputs: what was gathered.
+            param_groups: the optimizer's.
+            choose: the backend for tensors of a device.
+            needs: see there.
+            keep_as: a name under which to keep the plan for the next step; None to keep none.
 
-        See `Plan` for what it raises; nothing has changed then.
+        See `choose`, `check_param`, `check_grad` and `check_state` for what it raises; nothing has
+        changed then.
         """
-        live = self._gatherer.gather(param_lists)
-        count_on_device |= capturable
-        if self._plan is None or not self._plan.fits(
-            backend, param_groups, state, live,
-            compare_states=compare_states, count_on_device=count_on_device, capturable=capturable,
-        ):  # fmt: skip
-            if capturing():
-                raise RuntimeError(
-                    "a step of FusedPadam is being captured into a CUDA graph, but it is the first "
-                    "for these parameters, states and gradients: make one before the capture, with "
-                    "gradients for the same parameters"
-                )
-            self._plan = Plan(
-                backend, self._gatherer, param_groups, state, live,
-                count_on_device=count_on_device, capturable=capturable,
-            )  # fmt: skip
-        return live, self._plan.bucket_steps
-
-
-class Plan:
-    """The steps of all buckets for one set of live parameters, and the check that they hold."""
-
-    def __init__(
-        self,
-        backend: str,
-        gatherer: Gatherer,
-        param_groups: ParamGroups,
-        state: OptimizerState,
-        live: Live,
-        *,
-        count_on_device: bool,
-        capturable: bool,
-    ) -> None:
-        """Chooses backends and makes buckets.
-
-        See `choose` and `make_buckets` for what they raise; nothing has changed then.
-        """
-        chosen = {device: choose(backend, device) for device in {p.device for p in live.params}}
-        for device, taken_by in chosen.items():
-            if capturable and not taken_by.counts_on_device:
-                raise RuntimeError(
-                    f"capturable=True needs a kernel for GPUs, but tensors on {device} are stepped "
-                    f"by {taken_by.name!r}: leave it out"
-                )
-        self.bucket_steps: list[BucketStep] = []
-        for bucket in make_buckets(param_groups, state, live):
-            states = [state[live.params[position]] for position in bucket.positions]
-            taken_by = chosen[bucket.device]
-            elsewhere = any(step.device.type != "cpu" for step in bucket.steps)
-            if taken_by.counts_on_device and (count_on_device or elsewhere):
-                bucket.count_on_device(states)
-            elif elsewhere:
-                bucket.count_on_host(states)
-            step = taken_by.make_step(bucket)
-            if capturable and isinstance(step, DeviceStep):
-                step.prepare_capture()
-            self.bucket_steps.append(step)
-        self._counts_on_device = count_on_device
-        self._capturable = capturable
-        self._backend = backend
-        self._gatherer = gatherer
-        self._live = live._replace(grads=[])  # a plan must not keep gradients alive
-        self._all_states = list(state.values())
-        self._states = [state[param] for param in live.params]
-        flags = [param_groups[index]["amsgrad"] for index in live.group_indices]
-        self._amsgrad_flags = [group["amsgrad"] for group in param_groups]
-        self._amsgrad_states = [s for s, flag in zip(self._states, flags, strict=True) if flag]
-        self._state_reading = self._read_states()
-
-    def fits(
-        self,
-        backend: str,
-        param_groups: ParamGroups,
-        state: OptimizerState,
-        live: Live,
-        *,
-        compare_states: bool,
-        count_on_device: bool,
-        capturable: bool,
-    ) -> bool:
-        """Whether the buckets describe this step, too."""
-        then = self._live
-        return (
-            backend == self._backend
-            and (self._counts_on_device or not count_on_device)
-            and self._capturable == capturable
-            and _same_objects(live.params, then.params)
-            and live.group_indices == then.group_indices
-            and self._amsgrad_flags == [group["amsgrad"] for group in param_groups]
-            and live.param_reading is not None
-            and live.param_reading == then.param_reading
-            and live.grad_layouts == then.grad_layouts
-            and live.null_grads == then.null_grads
-            and not (compare_states and self._states_have_changed(state))
-        )
-
-    def _states_have_changed(self, state: OptimizerState) -> bool:
-        return (
-            len(state) != len(self._all_states)
-            or not all(map(is_, state.values(), self._all_states))
-            or self._state_reading != self._read_states()
-        )
-
-    def _read_states(self) -> tuple[Any, Any] | None:
-        try:
-            return (
-                self._gatherer.state_addresses(self._states, ("step", *MOMENTS[:2])),
-                self._gatherer.state_addresses(self._amsgrad_states, MOMENTS[2:]),
+        states = None
+        if needs.compare_states and inputs.reading is not None:
+            states = self._gatherer.read_states(inputs.state, inputs.params)
+        groups = array("q", inputs.group_indices)
+        slots = {index: present(param_groups[index]) for index in set(groups)}
+        plan = self._plans.get(keep_as)
+        if plan is not None and _still_holds(plan, inputs, needs, slots, states):
+            return plan.steps
+        if capturing():
+            raise RuntimeError(
+                "a step of FusedPadam is being captured into a CUDA graph, but it is the first "
+                "for these parameters, states and gradients: make one before the capture, with "
+                "gradients for the same parameters"
             )
-        except (KeyError, AttributeError, TypeError, RuntimeError):
-            # A state was taken away, or is a number, or has no address: make buckets anew.
-            return None
+        self._plans.pop(keep_as, None)  # its tables are freed before new ones are made
+        chosen = {device: choose(device) for device in {p.device for p in inputs.params}}
+        _check_capturable(chosen, needs)
+        records, are_new = self._update_records(inputs, groups, param_groups, slots, needs, states)
+        steps, have_moved = [], False
+        for bucket in make_buckets(records, groups):
+            step, moved = _make_step(bucket, inputs, chosen[bucket.device], needs)
+            steps.append(step)
+            have_moved |= moved
+        if are_new or have_moved:
+            states = self._read_records(inputs, records)
+        if keep_as is not None:
+            self._plans[keep_as] = Plan(steps, needs, slots, inputs.reading, states)
+            self._prune(param_groups)
+        return steps
+
+    def _update_records(
+        self,
+        inputs: StepInputs,
+        groups: Sequence[int],
+        param_groups: ParamGroups,
+        slots: dict[int, tuple[bool, ...]],
+        needs: Needs,
+        states: Reading | None,
+    ) -> tuple[list[ParamRecord], bool]:
+        """The record of each parameter, and whether any of them had to be made anew."""
+        count = len(inputs.params)
+        pieces = [None] * count if inputs.reading is None else inputs.reading.pieces()
+        state_pieces = [None] * count if states is None else states.pieces()
+        found: list[ParamRecord | None] = []
+        for param, group, piece, state_piece in zip(
+            inputs.params, groups, pieces, state_pieces, strict=True
+        ):
+            record = self._records.get(id(param))
+            if (
+                record is not None
+                and piece is not None
+                and record.reading == piece
+                and record.slots == slots[group]
+                and (states is None or record.state_reading == state_piece is not None)
+            ):
+                found.append(record)
+            else:
+                found.append(None)
+        changed = [position for position, record in enumerate(found) if record is None]
+        for position in changed:
+            param, grad = inputs.params[position], inputs.grads[position]
+            name = Name(param_groups, param)
+            check_param(param, name)
+            check_grad(param, grad, name)
+            check_state(inputs.state.get(param, {}), param, name)
+        for position in changed:
+            param, state_piece = inputs.params[position], state_pieces[position]
+            group = param_groups[groups[position]]
+            old = self._records.pop(id(param), None)
+            is_new = "exp_avg" not in inputs.state.get(param, {})
+            owns_state = is_new or not needs.compare_states or (
+                old is not None and old.owns_state and old.state_reading == state_piece
+            )  # fmt: skip
+            fit_state(inputs.state[param], param, group, may_replace=owns_state)
+            found[position] = make_record(
+                param, inputs.grads[position], inputs.state[param], group, owns_state=owns_state
+            )
+        for position in changed:
+            record = found[position]
+            if record is not None and pieces[position] is not None:
+                record.reading = pieces[position]
+                self._records[id(inputs.params[position])] = record
+        return [record for record in found if record is not None], bool(changed)
+
+    def _read_records(self, inputs: StepInputs, records: list[ParamRecord]) -> Reading:
+        reading = self._gatherer.read_states(inputs.state, inputs.params)
+        for record, piece in zip(records, reading.pieces(), strict=True):
+            record.state_reading = piece
+        return reading
+
+    def _prune(self, param_groups: ParamGroups) -> None:
+        """Drops the records of parameters that have left the optimizer, now and then."""
+        if len(self._records) <= sum(len(group["params"]) for group in param_groups):
+            return
+        there = {id(param) for group in param_groups for param in group["params"]}
+        self._records = {key: r for key, r in self._records.items() if key in there}
+        self._plans = {k: p for k, p in self._plans.items() if k in there or k == WHOLE}
 
 
-def _same_objects(these: list[Any], those: list[Any]) -> bool:
-    return these is those or (len(these) == len(those) and all(map(is_, these, those)))
+def _still_holds(
+    plan: Plan,
+    inputs: StepInputs,
+    needs: Needs,
+    slots: dict[int, tuple[bool, ...]],
+    states: Reading | None,
+) -> bool:
+    """Whether a plan describes this step, too."""
+    return (
+        plan.needs[:3] == needs[:3]
+        and plan.slots == slots
+        and plan.reading is not None
+        and inputs.reading is not None
+        and plan.reading.same(inputs.reading)
+        and (
+            states is None or (plan.state_reading is not None and plan.state_reading.same(states))
+        )
+    )
+
+
+def _check_capturable(chosen: dict[torch.device, Backend], needs: Needs) -> None:
+    for device, taken_by in chosen.items():
+        if needs.capturable and not taken_by.counts_on_device:
+            raise RuntimeError(
+                f"capturable=True needs a kernel for GPUs, but tensors on {device} are stepped "
+                f"by {taken_by.name!r}: leave it out"
+            )
+
+
+def _make_step(
+    bucket: Bucket, inputs: StepInputs, taken_by: Backend, needs: Needs
+) -> tuple[BucketStep, bool]:
+    """The step of a bucket, and whether step counters have moved for it."""
+    elsewhere = any(
+        bucket.counter(i, inputs).device.type != "cpu" for i in range(len(bucket.records))
+    )
+    # Counters that are on the device stay there.
+    on_device = taken_by.counts_on_device and (
+        needs.count_on_device or needs.capturable or elsewhere
+    )
+    moved = place_counters(bucket, inputs, on_device=on_device)
+    step = taken_by.make_step(bucket, StepCounts(bucket, inputs, on_device=on_device))
+    if needs.capturable and isinstance(step, DeviceStep):
+        step.prepare_capture()
+    return step, moved
+
+
+def whole(param_groups: ParamGroups) -> Selection:
+    """Everything that an optimizer has."""
+    return [(index, group["params"]) for index, group in enumerate(param_groups)]

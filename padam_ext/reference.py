@@ -12,7 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from padam_ext.hyperparameters import Hyperparameters, bias_correction_factors
+from padam_ext import codecs
+from padam_ext.constants import bias_correction_factors
+from padam_ext.options import Hyperparameters
+from padam_ext.slots import compute_dtype
 
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 
@@ -39,34 +42,34 @@ def padam_step(
         options: the options of the parameter's group.
         grad_factor: what the gradient is multiplied by, to unscale or clip it.
     """
-    dtype = exp_avg.dtype
+    dtype = compute_dtype(param.dtype)
     c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
-    x = param.to(dtype)  # `param` itself, unless it is of a half type
-    g = grad.to(dtype)
+    x, g, m, v = codecs.load((param, grad, exp_avg, exp_avg_sq), dtype)
     if grad_factor != 1:
         g = g * grad_factor
     if options.maximize:
         g = -g
     if options.weight_decay != 0:
         if options.decoupled_weight_decay:
-            x.sub_(x, alpha=_scalar(options.lr * options.weight_decay, dtype))
+            decay = _scalar(options.lr * options.weight_decay, dtype)
+            x.sub_(_finite(x), alpha=decay)
         else:
             g = g.add(x, alpha=_scalar(options.weight_decay, dtype))
 
-    exp_avg.mul_(options.beta1).add_(g, alpha=1 - options.beta1)
-    exp_avg_sq.mul_(options.beta2).addcmul_(g, g, value=1 - options.beta2)
-    second_moment = exp_avg_sq
+    m.mul_(options.beta1).add_(g, alpha=1 - options.beta1)
+    v.mul_(options.beta2).addcmul_(g, g, value=1 - options.beta2)
+    h = v
     if max_exp_avg_sq is not None:
-        torch.maximum(max_exp_avg_sq, exp_avg_sq, out=max_exp_avg_sq)  # propagates NaN
-        second_moment = max_exp_avg_sq
+        (h,) = codecs.load((max_exp_avg_sq,), dtype)
+        torch.maximum(h, v, out=h)  # propagates NaN
+        codecs.store((max_exp_avg_sq,), (h,))
 
-    d = second_moment.sqrt().div_(r).add_(_scalar(options.eps, dtype))
-    ratio = exp_avg / d.pow(2 * options.partial)
+    d = h.sqrt().div_(r).add_(_scalar(options.eps, dtype))
+    ratio = m / d.pow(2 * options.partial)
     if _denominator_may_be_zero(options, dtype):
-        ratio.masked_fill_((exp_avg == 0) & (d == 0), 0.0)  # 0/0: the coordinate stays
+        ratio.masked_fill_((m == 0) & (d == 0), 0.0)  # 0/0: the coordinate stays
     x.add_(ratio, alpha=_scalar(-options.lr * c, dtype))
-    if x is not param:
-        param.copy_(x)
+    codecs.store((param, exp_avg, exp_avg_sq), (x, m, v))
 
 
 def padam_step_foreach(
@@ -84,50 +87,56 @@ def padam_step_foreach(
     Arguments are lists of those of `padam_step`; the lists must not be empty. `grad_factor` may be
     a tensor of one element on the same device.
     """
-    dtype = exp_avgs[0].dtype
+    dtype = compute_dtype(params[0].dtype)
     factors = [
         bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
         for step in steps
     ]
-    xs = [param.to(dtype) for param in params]  # the parameters themselves, but for half types
-    gs: list[Tensor] | tuple[Tensor, ...] = [grad.to(dtype) for grad in grads]
+    xs, ms, vs = (codecs.load(tensors, dtype) for tensors in (params, exp_avgs, exp_avg_sqs))
+    gs: list[Tensor] | tuple[Tensor, ...] = codecs.load(grads, dtype)
     if isinstance(grad_factor, Tensor) or grad_factor != 1:
         gs = torch._foreach_mul(gs, grad_factor)
     if options.maximize:
         gs = torch._foreach_neg(gs)
     if options.weight_decay != 0:
         if options.decoupled_weight_decay:
-            torch._foreach_sub_(xs, xs, alpha=_scalar(options.lr * options.weight_decay, dtype))
+            decay = _scalar(options.lr * options.weight_decay, dtype)
+            torch._foreach_sub_(xs, [_finite(x) for x in xs], alpha=decay)
         else:
             gs = torch._foreach_add(gs, xs, alpha=_scalar(options.weight_decay, dtype))
 
-    torch._foreach_mul_(exp_avgs, options.beta1)
-    torch._foreach_add_(exp_avgs, gs, alpha=1 - options.beta1)
-    torch._foreach_mul_(exp_avg_sqs, options.beta2)
-    torch._foreach_addcmul_(exp_avg_sqs, gs, gs, value=1 - options.beta2)
-    second_moments = exp_avg_sqs
+    torch._foreach_mul_(ms, options.beta1)
+    torch._foreach_add_(ms, gs, alpha=1 - options.beta1)
+    torch._foreach_mul_(vs, options.beta2)
+    torch._foreach_addcmul_(vs, gs, gs, value=1 - options.beta2)
+    hs = vs
     if max_exp_avg_sqs is not None:
-        torch._foreach_maximum_(max_exp_avg_sqs, exp_avg_sqs)
-        second_moments = max_exp_avg_sqs
+        hs = codecs.load(max_exp_avg_sqs, dtype)
+        torch._foreach_maximum_(hs, vs)
+        codecs.store(max_exp_avg_sqs, hs)
 
-    ds = torch._foreach_sqrt(second_moments)
+    ds = torch._foreach_sqrt(hs)
     torch._foreach_div_(ds, [r for _, r in factors])
     torch._foreach_add_(ds, _scalar(options.eps, dtype))
-    ratios = torch._foreach_div(exp_avgs, torch._foreach_pow(ds, 2 * options.partial))
+    ratios = torch._foreach_div(ms, torch._foreach_pow(ds, 2 * options.partial))
     if _denominator_may_be_zero(options, dtype):
-        for ratio, exp_avg, d in zip(ratios, exp_avgs, ds, strict=True):
-            ratio.masked_fill_((exp_avg == 0) & (d == 0), 0.0)
+        for ratio, m, d in zip(ratios, ms, ds, strict=True):
+            ratio.masked_fill_((m == 0) & (d == 0), 0.0)
     torch._foreach_mul_(ratios, [_scalar(-options.lr * c, dtype) for c, _ in factors])
     torch._foreach_add_(xs, ratios)
-    for param, x in zip(params, xs, strict=True):
-        if x is not param:
-            param.copy_(x)
+    for tensors, values in ((params, xs), (exp_avgs, ms), (exp_avg_sqs, vs)):
+        codecs.store(tensors, values)
 
 
 def _scalar(value: float | Tensor, dtype: torch.dtype) -> float:
     """A number as torch takes it beside tensors of a dtype: infinite rather than out of range."""
     value = float(value)
     return value if abs(value) <= _LARGEST[dtype] else math.copysign(math.inf, value)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """With 0 in place of infinities: an infinite parameter stays so, where inf - inf is NaN."""
+    return x.masked_fill(x.isinf(), 0.0)
 
 
 def _denominator_may_be_zero(options: Hyperparameters, dtype: torch.dtype) -> bool:

@@ -1,43 +1,41 @@
 """State of one parameter: torch.optim.Adam's names, in dtypes and layouts that kernels can take.
 
-`step` counts the parameter's own updates, float32 of no dimensions, on the CPU or the parameter's
-device. The moments have the
-parameter's shape, float32 for half types, else the parameter's dtype (complex for complex).
+`step` counts the parameter's own updates: a tensor of one number on the CPU or on the parameter's
+device, float32 of no dimensions unless the user supplied another. The moments have the parameter's
+shape; their dtypes are those of slots.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
-from padam_ext.hyperparameters import as_float, shown
 from padam_ext.layout import (
     is_plain,
     is_strided,
     is_wrapper,
     lacks_memory,
+    like_plain,
     local,
+    overlaps_itself,
     placement,
     same_layout,
 )
-
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+from padam_ext.options import as_float, shown
+from padam_ext.slots import STATE_SLOTS, StateSlot
 
 ParamState = dict[str, Any]
+OptimizerState = MutableMapping[Tensor, ParamState]
 
-_MOMENT_DTYPES = {
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-    torch.complex32: torch.complex64,
-}
-
-
-def moment_dtype(param_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the moments of a parameter."""
-    return _MOMENT_DTYPES.get(param_dtype, param_dtype)
+# Those in which a supplied counter stays what it is. The others cannot count far: bfloat16 gets
+# stuck at 256.
+COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
+_NEEDED = tuple(slot.name for slot in STATE_SLOTS if slot.option is None)
 
 
 def check_state(state: ParamState, param: Tensor, name: object) -> None:
@@ -49,10 +47,10 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
     """
     if not isinstance(state, dict):
         raise TypeError(f"the state of {name} must be a dict, got {state!r}")
-    present = [key for key in MOMENTS if key in state]
-    if present and not {"exp_avg", "exp_avg_sq"} <= set(present):
+    present = [slot.name for slot in STATE_SLOTS if slot.name in state]
+    if present and not set(_NEEDED) <= set(present):
         raise ValueError(
-            f"the state of {name} has {present} but needs both exp_avg and exp_avg_sq; "
+            f"the state of {name} has {present} but needs {' and '.join(_NEEDED)}; "
             "the checkpoint is of another optimizer or incomplete"
         )
     for key in present:
@@ -70,7 +68,8 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
             )
         if lacks_memory(local(state[key])):
             raise TypeError(f"state {key!r} of {name} has no memory: its storage was freed")
-        if state[key].shape != param.shape:
+        # A lazy parameter has no shape yet; its first step finds out.
+        if not is_lazy(param) and state[key].shape != param.shape:
             raise ValueError(
                 f"state {key!r} of {name} has shape {tuple(state[key].shape)}, but the parameter "
                 f"has shape {tuple(param.shape)}"
@@ -104,37 +103,48 @@ def _describe(tensor: Tensor) -> str:
     )
 
 
-def fit_state(state: ParamState, param: Tensor, *, amsgrad: bool) -> None:
-    """Completes a state in place and gives each tensor the dtype, device and layout it needs.
+def fit_state(
+    state: ParamState, param: Tensor, group: Mapping[str, Any], *, may_replace: bool
+) -> None:
+    """Completes a state in place and gives each tensor the dtype and device it needs.
 
     New moments start at zero. A running maximum that is missing beside existing moments (amsgrad
     was off until now) starts at the current second moment.
+
+    A moment of another layout than the parameter's makes steps slower. It is replaced where nobody
+    else can hold it (`may_replace`), else it stays, and steps work on a copy.
     """
-    dtype = moment_dtype(param.dtype)
     state["step"] = _fit_step(state.get("step", 0.0), param.device)
-    for key in MOMENTS[:2]:
-        state[key] = _fit_moment(state.get(key), param, dtype)
-    if amsgrad:
-        value = state.get("max_exp_avg_sq")
-        if value is None:
-            value = state["exp_avg_sq"].clone()
-        state["max_exp_avg_sq"] = _fit_moment(value, param, dtype)
+    for slot in STATE_SLOTS:
+        if slot.is_in(group):
+            value = state.get(slot.name)
+            if value is None and slot.starts_as is not None:
+                value = state[slot.starts_as].clone()
+            state[slot.name] = _fit_moment(slot, value, param, may_replace=may_replace)
 
 
 def _fit_step(step: Any, device: torch.device) -> Tensor:
     if isinstance(step, Tensor):
         here = step.device.type == "cpu" or step.device == device
-        if step.dtype == torch.float32 and here and step.dim() == 0:
+        if step.dtype in COUNTER_DTYPES and here:
             return step
         step = step.item()
     return torch.tensor(float(step), dtype=torch.float32, device="cpu")
 
 
-def _fit_moment(value: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor:
+def _fit_moment(
+    slot: StateSlot, value: Tensor | None, param: Tensor, *, may_replace: bool
+) -> Tensor:
+    dtype = slot.dtype(param.dtype)
     if value is not None and value.dtype == dtype and value.device == param.device:
-        mine, its = local(param), local(value)
-        like = mine if is_plain(mine) else torch.empty_like(mine, device="meta")
-        if is_plain(its) and same_layout(its, like):
+        keeps = not may_replace and not overlaps_itself(local(value))
+        if keeps or is_direct(value, param):
             return value
     fitted = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
     return fitted if value is None else fitted.copy_(value)
+
+
+def is_direct(value: Tensor, param: Tensor) -> bool:
+    """Whether a kernel can walk the memory of a parameter's moment as it walks the parameter's."""
+    shard = local(value)
+    return is_plain(shard) and same_layout(shard, like_plain(local(param)))

@@ -5,7 +5,8 @@ import torch
 
 import padam_ext
 from checking import INTERPRETED
-from padam_ext import cuda_step, native
+from padam_ext import native
+from padam_ext.backends import cuda
 from pretending import take_the_cpu
 
 # Every way to compute a step. A backend that cannot run here is listed all the same: its tests
@@ -58,15 +59,19 @@ def backend(request, monkeypatch):
 def run_cuda_on_host(monkeypatch):
     """Has the cuda backend take tensors on the CPU and run its kernel's code there."""
 
-    def step(device_table, table):
-        native.module.step_on_host(cuda_step.native_table(device_table, table))
+    def norm(table):
+        native.module.sum_of_squares_on_host(cuda.native_table(table))
 
-    def norm(device_table, table):
-        native.module.sum_of_squares_on_host(cuda_step.native_table(device_table, table))
+    def prepare(table, inputs):
+        native.module.prepare_on_host(cuda.native_table(table), cuda.native_inputs(inputs))
+
+    def step(table, root):
+        native.module.step_on_host(cuda.native_table(table))
 
     take_the_cpu(monkeypatch, "cuda")
-    monkeypatch.setattr(cuda_step, "_launch_step", step)
-    monkeypatch.setattr(cuda_step, "_launch_norm", norm)
+    monkeypatch.setattr(cuda, "_launch_norm", norm)
+    monkeypatch.setattr(cuda, "_launch_prepare", prepare)
+    monkeypatch.setattr(cuda, "_launch_step", step)
 
 
 def pytest_addoption(parser):

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import padam_ext
-from padam_ext import FusedPadam, available_backends, backends, triton_step
+from padam_ext import FusedPadam, available_backends, backends, choice, trial
 from padam_ext.__main__ import main
-from padam_ext.device_step import Trial
+from padam_ext.backends import triton as triton_backend
+from padam_ext.backends.step import BucketStep
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +58,7 @@ def without_native(monkeypatch):
         for b in backends.BACKENDS
     )
     monkeypatch.setattr(backends, "BACKENDS", broken)
-    monkeypatch.setattr(backends, "_warned", set())
+    monkeypatch.setattr(choice, "_warned", set())
 
 
 def test_this_machine_runs_every_backend():
@@ -111,7 +112,7 @@ def test_eager_by_name_is_silent(without_native):
 
 
 def test_tensors_on_a_device_that_only_eager_takes(monkeypatch):
-    monkeypatch.setattr(backends, "_warned", set())
+    monkeypatch.setattr(choice, "_warned", set())
     with pytest.warns(UserWarning, match="tensors on meta with plain PyTorch"):
         one_step(device="meta")
     with pytest.raises(
@@ -123,15 +124,19 @@ def test_tensors_on_a_device_that_only_eager_takes(monkeypatch):
 @pytest.fixture
 def triton_here(monkeypatch):
     """Makes triton a backend for tensors on the CPU that fails there as it may on a GPU."""
+
+    def fails(bucket, counts):
+        raise RuntimeError("no compiler")
+
     [triton] = (b for b in backends.BACKENDS if b.name == "triton")
     calls = {
         "unavailable_reason": lambda: None,
         "takes": lambda: frozenset({"cpu"}),
-        "broken_reason": lambda device: f"Triton fails on {device} with RuntimeError: no compiler",
+        "make_step": fails,
     }
     broken = dataclasses.replace(triton, device_types=frozenset({"cpu"}), **calls)
     monkeypatch.setattr(backends, "BACKENDS", (broken, *backends.BACKENDS[1:]))
-    monkeypatch.setattr(backends, "_warned", set())
+    monkeypatch.setattr(choice, "_warned", set())
 
 
 def test_auto_goes_on_where_triton_is_installed_but_fails(triton_here):
@@ -152,22 +157,24 @@ def test_triton_for_tensors_on_the_cpu_says_why_not():
 
 @pytest.mark.parametrize("failure", [RuntimeError("no C compiler\nat all"), None])
 def test_a_small_step_shows_whether_a_kernel_works(failure):
-    class Fails:
-        def __init__(self, bucket):
+    class Fails(BucketStep):
+        def __init__(self, bucket, counts):
+            super().__init__(bucket, counts)
             if failure is not None:
                 raise failure
 
-        def take_grads(self, live):
+        def sum_of_squares(self, bound):
+            raise AssertionError("nobody asked for a norm")
+
+        def step(self, bound, options, control):
             pass
 
-        def step(self, options, control):
-            pass
-
-    reason = Trial("Triton", Fails).broken_reason(torch.device("cpu"))
+    backend = backends.Backend("triton", Fails, None, on_trial=True)
+    reason = trial.broken_reason(backend, torch.device("cpu"))
     if failure is not None:
-        assert reason == "Triton fails on cpu with RuntimeError: no C compiler"
+        assert reason == "triton fails on cpu with RuntimeError: no C compiler"
     else:
-        assert reason == "Triton computes something else than Padam on cpu"
+        assert reason == "triton computes something else than Padam on cpu"
 
 
 @pytest.mark.parametrize(
@@ -175,9 +182,9 @@ def test_a_small_step_shows_whether_a_kernel_works(failure):
     [("3.4.1", "needs Triton 3.5 or later"), ("3.6rc1", None), ("3.10.0+git1", None), ("4", None)],
 )
 def test_versions_of_triton(version, problem, monkeypatch):
-    monkeypatch.setattr(triton_step, "find_spec", lambda name: object())
-    monkeypatch.setattr(triton_step, "version", lambda name: version)
-    found = triton_step._installation_problem.__wrapped__()
+    monkeypatch.setattr(triton_backend, "find_spec", lambda name: object())
+    monkeypatch.setattr(triton_backend, "version", lambda name: version)
+    found = triton_backend._installation_problem.__wrapped__()
     assert found is None if problem is None else problem in found
 
 

@@ -8,7 +8,8 @@ import torch
 
 from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
-from padam_ext.device_table import DeviceTable
+from padam_ext.backends.device_table import DeviceTable
+from padam_ext.plan import WHOLE
 
 ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
 device_kernels = pytest.mark.parametrize("backend", [ON_CPU], indirect=True)
@@ -99,7 +100,7 @@ class Graph:
     """What a CUDA graph repeats of a step: the copy of the table, and what follows."""
 
     def __init__(self, optimizer):
-        [step] = optimizer._planner._plan.bucket_steps
+        [step] = optimizer._planner._plans[WHOLE].steps
         self.table = step._device_table
         self.source = self.table._captured[-1]
         self.content = self.source.clone()

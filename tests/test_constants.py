@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import PARTIALS
-from padam_ext.constants import ROOTS, make_constants
-from padam_ext.hyperparameters import Hyperparameters
+from padam_ext.constants import ROOTS, RowOptions, make_constants
 
-OPTIONS = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
+OPTIONS = RowOptions(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, "none", False, False)
 
 
 @given(st.floats(0.0, 1.0, exclude_max=True))

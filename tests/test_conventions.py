@@ -175,7 +175,7 @@ def test_repr_shows_the_options():
 
 
 def test_the_bias_corrections_are_those_of_the_documentation():
-    from padam_ext.hyperparameters import bias_correction_factors
+    from padam_ext.constants import bias_correction_factors
 
     factors = [bias_correction_factors("authors", 0.9, 0.999, t)[0] for t in (1, 12, 1000)]
     assert factors == pytest.approx([0.316, 0.152, 0.795], abs=5e-4)

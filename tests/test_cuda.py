@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from padam_ext import FusedPadam, backends, cuda_step, native, triton_step
+from padam_ext import FusedPadam, choice, native, trial
 from padam_ext.__main__ import main
+from padam_ext.backends import cuda as cuda_backend
+from padam_ext.backends import triton as triton_backend
 from padam_ext.native import module
 
 WITH_CUDA = hasattr(module, "step_cuda")
@@ -41,38 +43,40 @@ def test_reasons(built, sees_a_gpu, cuda, hip, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_a_gpu)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    found = cuda_step.unavailable_reason()
+    found = cuda_backend.unavailable_reason()
     assert found is None if reason is None else re.search(reason, found)
 
 
 def test_the_order_on_an_nvidia_gpu(monkeypatch):
     """Triton hidden: cuda. Neither: eager, with one warning that names both reasons."""
     gpu = torch.device("cuda:0")
-    monkeypatch.setattr(backends, "_warned", set())
+    monkeypatch.setattr(choice, "_warned", set())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(native, "module", BUILT)
-    for step in (cuda_step, triton_step):
-        monkeypatch.setattr(step._trial, "_works_on", {gpu})
-    assert backends.choose("auto", gpu).name == "triton"
-    monkeypatch.setattr(triton_step, "_installation_problem", lambda: "Triton is not installed")
-    assert backends.choose("auto", gpu).name == "cuda"
+    monkeypatch.setattr(trial, "_works_on", {("cuda", gpu), ("triton", gpu)})
+    assert choice.choose("auto", gpu).name == "triton"
+    monkeypatch.setattr(triton_backend, "_installation_problem", lambda: "Triton is not installed")
+    assert choice.choose("auto", gpu).name == "cuda"
     monkeypatch.setattr(native, "module", WITHOUT)
     with pytest.warns(
         UserWarning, match="triton: Triton is not .*; cuda: .* not built with"
     ) as told:
-        assert backends.choose("auto", gpu).name == "eager"
-    assert backends.choose("auto", gpu).name == "eager"
+        assert choice.choose("auto", gpu).name == "eager"
+    assert choice.choose("auto", gpu).name == "eager"
     assert len(told) == 1
+
+
+TABLE = dict.fromkeys(
+    ("addresses", "numels", "rows", "constants", "control", "limits", "prepared_control",
+     "row_sources", "counters", "chunk_tensors", "chunk_first_blocks", "num_tensors", "num_chunks",
+     "blocks_per_chunk", "partial_sums", "num_late_rows"), 0
+) | {"counts_on_device": False, "slot_dtypes": [0] * 5, "compute_dtype": 0}  # fmt: skip
 
 
 def test_an_error_of_cuda_says_what_where_and_how_much():
     """There is no driver here; a module without CUDA has no such function."""
-    table = module.DeviceTable(
-        addresses=0, numels=0, rows=0, constants=0, chunk_tensors=0, chunk_first_blocks=0,
-        num_tensors=3, num_chunks=1, blocks_per_chunk=1, partial_sums=0,
-        param_dtype=0, grad_dtype=0,
-    )  # fmt: skip
+    table = module.DeviceTable(**TABLE | {"num_tensors": 3, "num_chunks": 1, "blocks_per_chunk": 1})
     if not WITH_CUDA:
         assert not hasattr(module, "cuda_architectures")
         return
@@ -82,21 +86,10 @@ def test_an_error_of_cuda_says_what_where_and_how_much():
             launch(table, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "message"),
-    [
-        ({"param_dtype": 7}, "param_dtype: 7 is not a dtype"),
-        ({"grad_dtype": 2}, "a gradient of dtype 2 beside a parameter of dtype 0"),
-    ],
-)
-def test_a_table_of_dtypes_that_no_kernel_takes(dtypes, message):
-    fields = dict.fromkeys(
-        ("addresses", "numels", "rows", "constants", "chunk_tensors", "chunk_first_blocks",
-         "num_tensors", "num_chunks", "blocks_per_chunk", "partial_sums", "param_dtype",
-         "grad_dtype"), 0
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=message):
-        module.DeviceTable(**fields | dtypes)
+@pytest.mark.parametrize("slot_dtypes", [[7, 0, 0, 0, 0], [0, 2, 0, 0, 0], [0, 0, -1, 0, 0]])
+def test_a_table_of_dtypes_that_no_kernel_takes(slot_dtypes):
+    with pytest.raises(ValueError, match=r"param|grad|exp_avg"):
+        module.DeviceTable(**TABLE | {"slot_dtypes": slot_dtypes})
 
 
 def test_the_report_names_the_architectures(capsys, monkeypatch):

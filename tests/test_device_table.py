@@ -7,15 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from padam_ext import device_table
-from padam_ext.constants import NO_CONTROL
-from padam_ext.device_table import DeviceTable
-from padam_ext.gather import Live
-from padam_ext.grouping import Bucket
-from padam_ext.hyperparameters import Hyperparameters
-from padam_ext.launch_table import SLOTS, LaunchTable
+from padam_ext.backends import device_table
+from padam_ext.backends.device_table import DeviceTable
+from padam_ext.buckets import address_of, make_buckets, make_record
+from padam_ext.constants import Constants, RowOptions
+from padam_ext.gather import StepInputs
+from padam_ext.launch_table import LaunchTable
+from padam_ext.options import DEFAULTS
+from padam_ext.slots import SLOTS
+from padam_ext.state import fit_state
+from padam_ext.step_counts import StepCounts
 
-OPTIONS = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
+OPTIONS = RowOptions(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, "none", False, False)
 CPU = torch.device("cpu")
 BLOCK = 8
 
@@ -24,37 +27,42 @@ class Rig:
     """A bucket of tensors, its launch table and that table's copy on a device."""
 
     def __init__(self, sizes, processors=1, dtype=torch.float32):
-        def column():
-            return [torch.zeros(size, dtype=dtype) for size in sizes]
-
-        count = len(sizes)
-        self.bucket = Bucket(CPU, dtype, dtype, list(range(count)), [0] * count, column())
-        self.bucket.exp_avgs, self.bucket.exp_avg_sqs = column(), column()
-        self.bucket.max_exp_avg_sqs = column()
-        self.bucket.steps = [torch.tensor(0.0) for _ in sizes]
-        self.options = [OPTIONS]
-        self.control = NO_CONTROL
+        self.params = [torch.zeros(size, dtype=dtype) for size in sizes]
+        self.state = {param: {} for param in self.params}
         self.move_grads()
+        records = []
+        for param, grad in zip(self.params, self.grads, strict=True):
+            fit_state(self.state[param], param, DEFAULTS, may_replace=True)
+            records.append(make_record(param, grad, self.state[param], DEFAULTS, owns_state=True))
+        [self.bucket] = make_buckets(records, [0] * len(sizes))
+        self.options = OPTIONS
+        self.limits = (torch.inf, 0.0)
+        self.counts = StepCounts(self.bucket, self.inputs(), on_device=False)
         self.table = LaunchTable(self.bucket)
-        self.device_table = DeviceTable(self.table, CPU, dtype, BLOCK, processors)
+        self.device_table = DeviceTable(self.table, self.counts, CPU, BLOCK, processors)
 
     def move_grads(self):
-        self.grads = [torch.zeros_like(param) for param in self.bucket.params]
+        self.grads = [torch.zeros_like(param) for param in self.params]
+
+    def inputs(self):
+        return StepInputs(self.params, self.grads, bytes(8 * len(self.params)), self.state)
 
     def step(self):
-        live = Live(self.bucket.params, self.grads, self.bucket.group_indices)
-        self.table.take_grads(self.bucket, live)
-        self.table.update(self.bucket, self.options, self.control)
-        self.device_table.update(self.table)
+        inputs = self.inputs()
+        self.table.bind(self.bucket.bind(inputs))
+        self.table.rows.set({0: self.options}, self.counts.add(inputs))
+        self.device_table.update(self.table, self.limits, prepared=False)
+        self.device_table.copy_changed()
 
     def assert_up_to_date(self):
         on_device, table = self.device_table, self.table
         assert on_device.addresses.tolist() == table.addresses.tolist()
         assert on_device.numels.tolist() == table.numels.tolist()
         assert on_device.rows.tolist() == table.rows.of_tensors.tolist()
-        constants = torch.tensor(table.rows.constants.tolist(), dtype=torch.float64)
-        expected = constants.to(on_device.constants.dtype)
+        expected = torch.tensor(table.rows.constants.tolist(), dtype=torch.float64)
         assert torch.equal(on_device.constants[: len(expected)], expected)
+        assert on_device.control.tolist() == [1.0, 0.0]
+        assert on_device.limits.tolist() == list(self.limits)
 
 
 @pytest.fixture
@@ -97,7 +105,10 @@ def test_few_elements_are_spread_over_many_programs_and_many_over_longer_chunks(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_sections_begin_at_multiples_of_16_bytes(dtype):
     table = Rig([3, 5, 1], dtype=dtype).device_table
-    for name in ("addresses", "numels", "rows", "constants", "chunk_tensors", "chunk_first_blocks"):
+    for name in (
+        "control", "limits", "prepared_control", "addresses", "counters", "numels", "rows",
+        "constants", "row_sources", "chunk_tensors", "chunk_first_blocks",
+    ):  # fmt: skip
         assert getattr(table, name).data_ptr() % 16 == table.constants.data_ptr() % 16, name
 
 
@@ -112,7 +123,7 @@ def test_the_default_device_does_not_matter():
     rig = Rig([3, 0, 17])
     with torch.device("meta"):
         table = LaunchTable(rig.bucket)
-        rig.table, rig.device_table = table, DeviceTable(table, CPU, torch.float32, BLOCK, 1)
+        rig.table, rig.device_table = table, DeviceTable(table, rig.counts, CPU, BLOCK, 1)
         rig.step()
     rig.assert_up_to_date()
     assert rig.device_table.chunk_tensors.tolist() == [0, 2, 2, 2]
@@ -147,7 +158,7 @@ def test_an_option_that_changes_is_one_short_copy(copies):
     rig = Rig([3] * 100)
     rig.step()
     copies.clear()
-    rig.options = [OPTIONS._replace(lr=0.01)]
+    rig.options = OPTIONS._replace(lr=0.01)
     rig.step()
     assert copies == [1]
     rig.assert_up_to_date()
@@ -159,7 +170,7 @@ def test_options_and_gradients_that_change_together_are_one_copy(copies):
     copies.clear()
     old = rig.grads
     rig.move_grads()
-    rig.options = [OPTIONS._replace(lr=0.01)]
+    rig.options = OPTIONS._replace(lr=0.01)
     rig.step()
     assert len(copies) == 1
     rig.assert_up_to_date()
@@ -168,14 +179,14 @@ def test_options_and_gradients_that_change_together_are_one_copy(copies):
 
 def test_counts_that_differ_give_rows_of_their_own():
     rig = Rig([3, 5, 7])
-    rig.options = [OPTIONS._replace(bias_correction="adam")]
+    rig.options = OPTIONS._replace(bias_correction="adam")
     rig.step()
     rig.assert_up_to_date()
-    rig.bucket.steps[1].fill_(8.0)
+    rig.state[rig.params[1]]["step"].fill_(8.0)
     rig.step()
     rig.assert_up_to_date()
     assert rig.device_table.rows.tolist() == [0, 1, 0]
-    assert rig.device_table.constants[17] != rig.device_table.constants[0]
+    assert rig.device_table.constants[len(Constants._fields)] != rig.device_table.constants[0]
 
 
 def test_a_launch_keeps_its_root_in_the_steady_state():
@@ -217,11 +228,9 @@ def test_slots_lie_as_kernels_expect_them():
     rig.step()
     matrix = rig.device_table.addresses.view(len(SLOTS), 2)
     columns = (
-        rig.bucket.params,
+        rig.params,
         rig.grads,
-        rig.bucket.exp_avgs,
-        rig.bucket.exp_avg_sqs,
-        rig.bucket.max_exp_avg_sqs,
+        *([rig.state[param][name] for param in rig.params] for name in SLOTS[2:]),
     )
     for row, column in zip(matrix.tolist(), columns, strict=True):
         assert row == [tensor.data_ptr() for tensor in column]
@@ -229,6 +238,5 @@ def test_slots_lie_as_kernels_expect_them():
 
 def test_addresses_that_exceed_int64_keep_their_bits(monkeypatch):
     """Some devices map their memory into the upper half of the address space."""
-    rig = Rig([3])
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0xFF00FFFFFFE00000)
-    assert set(LaunchTable(rig.bucket).addresses) == {0, 0xFF00FFFFFFE00000 - 2**64}
+    assert address_of(torch.zeros(3)) == 0xFF00FFFFFFE00000 - 2**64

@@ -2,6 +2,7 @@
 
 import collections
 import gc
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from checking import step_and_check
 from padam_ext import FusedPadam
 from padam_ext.gather import NativeGatherer, PythonGatherer, best_gatherer
+from padam_ext.plan import WHOLE
 
 
 @pytest.fixture(params=[NativeGatherer, PythonGatherer], autouse=True)
@@ -200,7 +202,7 @@ def test_a_gradient_negated_where_another_was(order):
         param.grad = None
         param.grad = views[int(negated)].detach()
         places.add(id(param.grad))
-        read[negated].add(gatherer.gather([[param]]).grad_layouts)
+        read[negated].add(gatherer.gather([(0, [param])], {}).reading.pieces()[0])
     assert len(places) < len(order)
     assert len(read["0"]) == len(read["1"]) == 1
     assert read["0"] != read["1"]
@@ -232,45 +234,68 @@ def test_a_gatherer_reads_what_the_other_reads():
     params = [torch.nn.Parameter(torch.randn(3, 4).t()), torch.nn.Parameter(torch.randn(()))]
     for param in params:
         param.grad = torch.randn(param.shape)
-    lists = [params[:1], [torch.nn.Parameter(torch.ones(1))], params[1:]]
-    python = PythonGatherer().gather(lists)
-    best = best_gatherer().gather(lists)
+    without = torch.nn.Parameter(torch.ones(1))
+    selection = [(0, params[:1]), (1, [without]), (300, params[1:])]
+    python = PythonGatherer().gather(selection, {})
+    best = best_gatherer().gather(selection, {})
     assert all(a is b for a, b in zip(python.params, best.params, strict=True))
     assert all(a is b for a, b in zip(python.grads, best.grads, strict=True))
-    assert python.group_indices == best.group_indices == [0, 2]
+    assert python.group_indices == best.group_indices == array("q", [0, 300]).tobytes()
     assert python.grad_addresses == best.grad_addresses
 
 
-def test_a_gatherer_that_remembers_reads_what_is_there_now():
+def test_readings_are_the_same_where_what_decides_is_the_same():
     params = [torch.nn.Parameter(torch.randn(2)) for _ in range(5)]
-    many_groups = [[] for _ in range(300)]  # Python has each small integer once, and only those
     best = best_gatherer()
-    previous = None
+    seen = {}
     for with_grads, split in [
         ("11111", 2), ("11111", 2), ("11110", 2), ("11110", 2), ("01110", 2), ("11111", 2),
         ("11111", 3), ("00000", 3), ("11111", 0), ("11011", 0), ("11011", 0),
     ]:  # fmt: skip
         for param, flag in zip(params, with_grads, strict=True):
             param.grad = torch.randn(2) if flag == "1" else None
-        lists = [params[:split], *many_groups, params[split:]]
-        live, expected = best.gather(lists), PythonGatherer().gather(lists)
-        assert [id(p) for p in live.params] == [id(p) for p in expected.params]
-        assert [id(g) for g in live.grads] == [id(g) for g in expected.grads]
-        assert live.group_indices == expected.group_indices
-        assert live.grad_addresses == expected.grad_addresses
-        if previous is not None and (with_grads, split) == previous[0]:
-            assert live[3:5] == previous[1][3:5]  # readings that a plan compares
-        previous = (with_grads, split), live
+        selection = [(0, params[:split]), (1, params[split:])]
+        inputs, expected = best.gather(selection, {}), PythonGatherer().gather(selection, {})
+        assert [id(p) for p in inputs.params] == [id(p) for p in expected.params]
+        assert [id(g) for g in inputs.grads] == [id(g) for g in expected.grads]
+        assert inputs.group_indices == expected.group_indices
+        assert inputs.grad_addresses == expected.grad_addresses
+        for key, reading in seen.items():
+            assert reading.same(inputs.reading) == (key == (with_grads, split)), key
+        seen[with_grads, split] = inputs.reading
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.t(),
+        lambda m: m[:, :1].expand(3, 3),
+        lambda m: m.view(torch.int32),
+        lambda m: m.view(9)[:3],
+        lambda m: m.clone(),
+        lambda m: torch._neg_view(m),
+        lambda m: None,
+    ],
+)
+def test_a_reading_of_states_sees_what_is_at_the_same_address(change):
+    param = torch.nn.Parameter(torch.randn(3, 3))
+    moment = torch.randn(3, 3)
+    gatherer = best_gatherer()
+    then = gatherer.read_states({param: {"exp_avg": moment}}, [param])
+    assert then.same(gatherer.read_states({param: {"exp_avg": moment.detach()}}, [param]))
+    now = gatherer.read_states({param: {"exp_avg": change(moment)}}, [param])
+    assert not then.same(now)
+    assert then.pieces() != now.pieces()
 
 
 def test_a_tensor_that_cannot_be_read_is_collected_all_the_same():
     param = torch.nn.Parameter(torch.ones(2, 2))
     param.grad = torch.ones(2, 2).to_sparse()
     for one in (PythonGatherer(), best_gatherer()):
-        live = one.gather([[param]])
-        assert live.params[0] is param
-        assert live.param_reading is None
-        assert live.grad_addresses is None
+        inputs = one.gather([(0, [param])], {})
+        assert inputs.params[0] is param
+        assert inputs.reading.pieces() == [None]
+        assert not inputs.reading.same(inputs.reading)
 
 
 def test_a_gradient_of_zeros_without_memory(backend):
@@ -294,16 +319,15 @@ def test_a_tensor_whose_storage_was_freed_is_refused(which, backend):
 
 
 def test_hundreds_of_groups_keep_their_plan():
-    """Python has each integer up to 256 once, others as often as they are made."""
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(300)]
     optimizer = FusedPadam([{"params": [param]} for param in params])
     for _ in range(2):
         for param in params:
             param.grad = torch.ones(2)
         optimizer.step()
-    plan = optimizer._planner._plan
+    plan = optimizer._planner._plans[WHOLE]
     optimizer.step()
-    assert optimizer._planner._plan is plan
+    assert optimizer._planner._plans[WHOLE] is plan
 
 
 def test_steps_of_two_threads_do_not_share_what_they_read():
@@ -318,7 +342,7 @@ def test_steps_of_two_threads_do_not_share_what_they_read():
         for _ in range(40):
             for param in params[::7]:
                 param.grad = torch.ones(2)
-            lengths.add(len(gatherer.gather([params]).grad_addresses))
+            lengths.add(len(gatherer.gather([(0, params)], {}).grad_addresses))
 
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(gather) for _ in range(4)]:

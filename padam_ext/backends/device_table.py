@@ -1,5 +1,8 @@
 """A launch table in a device's memory, kept up to date by one asynchronous copy of what changed.
 
+What the prepare kernel writes on the device is never the host's to know: late fields of rows are
+NaN here, and its control has a place of its own.
+
 All sections lie in one buffer, those that change from step to step first and side by side. A copy
 starts from pinned memory that torch's host allocator hands out, and does not hand out again before
 the copy has been made; it waits for nothing and nothing waits for it but the kernel behind it.
@@ -17,7 +20,10 @@ import torch
 from torch import Tensor
 
 from padam_ext.constants import Constants
-from padam_ext.launch_table import SLOTS, LaunchTable
+from padam_ext.launch_table import LaunchTable
+from padam_ext.rows import SOURCE_WORDS
+from padam_ext.slots import SLOTS
+from padam_ext.step_counts import StepCounts
 
 # Programs for each multiprocessor: enough to even out, few enough to look the table up seldom.
 _PROGRAMS_PER_PROCESSOR = 16
@@ -28,22 +34,30 @@ class DeviceTable:
     """The sections that kernels take, as tensors on the device.
 
     Attributes:
+        signature: dtypes by slot, and of the arithmetic.
+        control: float64 [2], gradient factor and skip, as this step's kernel is to read them.
+        limits: float64 [2], max_grad_norm (infinite for none) and skip_nonfinite (0 or 1).
+        prepared_control: float64 [2], where the prepare kernel writes control.
         addresses: int64 [slot * tensor], see launch_table.py.
-        numels: int64 [tensor].
+        counters: int64 [tensor], addresses of step counters on the device.
         rows: int64 [tensor].
-        constants: dtype of the moments [row * field].
+        constants: float64 [row * field].
+        row_sources: int64 words [row * field], see constants.py's RowSource.
+        numels: int64 [tensor].
         chunk_tensors: int64 [chunk], index of the chunk's tensor.
         chunk_first_blocks: int64 [chunk], index of the chunk's first block in its tensor.
+        partial_sums: float64 [chunk], once a norm was asked for.
         num_chunks: programs of a launch.
         blocks_per_chunk: blocks in each chunk, but for a tensor's last.
-        partial_sums: dtype of the moments [chunk], once a norm was asked for.
+        num_late_rows: how many rows the prepare kernel has to complete.
+        counts_on_device: whether the prepare kernel has to count.
     """
 
     def __init__(
         self,
         table: LaunchTable,
+        counts: StepCounts,
         device: torch.device,
-        moment_dtype: torch.dtype,
         block: int,
         processors: int,
     ) -> None:
@@ -51,8 +65,8 @@ class DeviceTable:
 
         Args:
             table: the table on the host.
+            counts: the step counters of its tensors.
             device: where to.
-            moment_dtype: dtype of moments and constants, float32 or float64.
             block: elements that a program steps at a time.
             processors: multiprocessors of the device.
         """
@@ -60,16 +74,24 @@ class DeviceTable:
         numels = torch.tensor(list(table.numels), dtype=torch.int64, device="cpu")
         blocks = (numels + block - 1) // block
         wanted = int(blocks.sum()) // (_PROGRAMS_PER_PROCESSOR * processors)
+        self.signature = table.signature
         self.blocks_per_chunk = min(max(wanted, 1), _MOST_BLOCKS_PER_CHUNK)
         chunk_tensors, chunk_numbers = _chunks(blocks, self.blocks_per_chunk)
         self.num_chunks = len(chunk_tensors)
+        self.num_late_rows = 0
+        self.counts_on_device = counts.on_device
 
         count = len(numels)
         lengths = {
-            # A row for each tensor, should all be at different step counts.
-            "constants": -(-count * len(Constants._fields) * moment_dtype.itemsize // 8),
-            "rows": count,
+            "control": 2,
+            "limits": 2,
+            "prepared_control": 2,
             "addresses": len(SLOTS) * count,
+            "counters": count,
+            "rows": count,
+            # A row for each tensor, should all be at different step counts.
+            "constants": count * len(Constants._fields),
+            "row_sources": count * SOURCE_WORDS,
             "numels": count,
             "chunk_tensors": self.num_chunks,
             "chunk_first_blocks": self.num_chunks,
@@ -86,17 +108,25 @@ class DeviceTable:
         self._section("chunk_first_blocks").copy_(chunk_numbers * self.blocks_per_chunk)
         self._known: dict[str, bytes] = {}
         self._changed = (0, words)
-        self._late: set[tuple[int, int, int]] = set()  # rows and fields that the device wrote
         self._spare: Tensor | None = None  # pinned memory for the next capture
         self._captured: list[Tensor] = []  # that of each capture so far, the newest last
+        self._set("control", array("d", [1.0, 0.0]))
+        if counts.on_device:
+            self._set("counters", counts.addresses)
 
-        def on_device(name: str) -> Tensor:
-            return self._device[slice(*spans[name])]
+        def on_device(name: str, dtype: torch.dtype = torch.int64) -> Tensor:
+            return self._device[slice(*spans[name])].view(dtype)
 
+        self._host_control = on_device("control", torch.float64)
+        self.prepared_control = on_device("prepared_control", torch.float64)
+        self.control = self._host_control
+        self.limits = on_device("limits", torch.float64)
         self.addresses = on_device("addresses")
-        self.numels = on_device("numels")
+        self.counters = on_device("counters")
         self.rows = on_device("rows")
-        self.constants = on_device("constants").view(moment_dtype)
+        self.constants = on_device("constants", torch.float64)
+        self.row_sources = on_device("row_sources")
+        self.numels = on_device("numels")
         self.chunk_tensors = on_device("chunk_tensors")
         self.chunk_first_blocks = on_device("chunk_first_blocks")
         self.partial_sums: Tensor | None = None
@@ -130,32 +160,34 @@ class DeviceTable:
     def make_partial_sums(self) -> Tensor:
         """Room for one sum for each chunk, for the kernel of the norm."""
         if self.partial_sums is None:
-            self.partial_sums = self.constants.new_empty(self.num_chunks)
+            self.partial_sums = self.limits.new_zeros(max(self.num_chunks, 1))
         return self.partial_sums
 
     def update_addresses(self, table: LaunchTable) -> None:
         """Brings what the kernel of the norm reads up to date, in the current stream's order."""
         self._follow_stream()
-        self._set("addresses", table.addresses, torch.int64)
-        self._copy_changed()
+        self._set("addresses", table.addresses)
 
-    def update(self, table: LaunchTable) -> None:
-        """Brings the device's copy up to date, in the order of the current stream."""
-        self._follow_stream()
+    def update(self, table: LaunchTable, limits: tuple[float, float], *, prepared: bool) -> None:
+        """Brings the table up to date, in the order of the current stream.
+
+        Args:
+            table: the table on the host.
+            limits: see the attribute.
+            prepared: whether the prepare kernel runs before the step's.
+        """
+        self.update_addresses(table)
         rows = table.rows
-        if self._late and {late[:3] for late in rows.late} != self._late:
-            # What was written there is no longer what the host knows.
-            self._mark(*self._spans["constants"])
-        self._set("constants", rows.constants, self.constants.dtype)
-        self._set("rows", rows.of_tensors, torch.int64)
-        self._set("addresses", table.addresses, torch.int64)
-        self._copy_changed()
-        self._late = {late[:3] for late in rows.late}
-        fields = self.constants[: len(rows.constants)].view(-1, len(Constants._fields))
-        for begin, end, field, value in rows.late:
-            fields[begin:end, field] = value
+        self.num_late_rows = rows.num_late
+        self.control = self.prepared_control if prepared else self._host_control
+        self._set("limits", array("d", limits))
+        self._set("rows", rows.of_tensors)
+        self._set("constants", rows.constants)
+        if rows.num_late:
+            self._set("row_sources", rows.sources)
 
-    def _copy_changed(self) -> None:
+    def copy_changed(self) -> None:
+        """Puts the copy of what has changed into the current stream."""
         if capturing():
             self._device.copy_(self._captured[-1].copy_(self._host), non_blocking=True)
             return
@@ -176,18 +208,18 @@ class DeviceTable:
     def _section(self, name: str) -> Tensor:
         return self._host[slice(*self._spans[name])]
 
-    def _set(self, name: str, values: array[int] | array[float], dtype: torch.dtype) -> None:
+    def _set(self, name: str, values: array[int] | array[float]) -> None:
         new = values.tobytes()
         if new == self._known.get(name):
             return
-        source = torch.frombuffer(bytearray(new), dtype=_DTYPES[values.typecode]).to(dtype)
-        section = self._section(name).view(dtype)[: len(source)]
+        # Compared as words, so that NaN is the same as NaN.
+        source = torch.frombuffer(bytearray(new), dtype=torch.int64)
+        section = self._section(name)[: len(source)]
         differs = (section != source).nonzero()
         if len(differs) > 0:
             section.copy_(source)
-            start, size = self._spans[name][0], dtype.itemsize
-            begin = start + int(differs[0]) * size // 8
-            self._mark(begin, start + -(-(int(differs[-1]) + 1) * size // 8))
+            start = self._spans[name][0]
+            self._mark(start + int(differs[0]), start + int(differs[-1]) + 1)
         self._known[name] = new  # last: what failed before is done again
 
     def _follow_stream(self) -> None:
@@ -206,9 +238,6 @@ class DeviceTable:
 def capturing() -> bool:
     """Whether work of the current stream goes into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-_DTYPES = {"q": torch.int64, "d": torch.float64}
 
 
 def _chunks(blocks: Tensor, blocks_per_chunk: int) -> tuple[Tensor, Tensor]:

@@ -10,39 +10,41 @@ from importlib.util import find_spec
 
 import torch
 
-from padam_ext.device_step import DeviceStep, Kernels, Trial
-from padam_ext.device_table import DeviceTable
-from padam_ext.grouping import PARAM_DTYPES, Bucket
-from padam_ext.launch_table import LaunchTable
+from padam_ext.backends.device import DeviceStep, Kernels
+from padam_ext.backends.device_table import DeviceTable
+from padam_ext.buckets import Bucket
+from padam_ext.control import PrepareInputs
+from padam_ext.step_counts import StepCounts
 
 DEVICE_TYPES = frozenset({"cuda", "xpu"})  # torch calls ROCm's devices cuda, too
 _OLDEST = (3, 5)
 
 
-def make_step(bucket: Bucket) -> DeviceStep:
+def make_step(bucket: Bucket, counts: StepCounts) -> DeviceStep:
     """The fused step of one bucket."""
     # Imported here, since `import padam_ext` must not need Triton.
     from padam_ext.kernels.chunks import block_of
 
-    block = block_of(bucket.exp_avgs[0].dtype)
-    return DeviceStep(bucket, Kernels(block, _launch_step, _launch_norm))
+    block = block_of(bucket.signature.compute_dtype)
+    return DeviceStep(bucket, counts, Kernels(block, _launch_norm, _launch_prepare, _launch_step))
 
 
-def _launch_step(device_table: DeviceTable, table: LaunchTable) -> None:
-    from padam_ext.kernels import multi_tensor_padam
-
-    multi_tensor_padam.launch(
-        device_table,
-        PARAM_DTYPES[table.param_dtype],
-        PARAM_DTYPES[table.grad_dtype],
-        table.rows.root,
-    )
-
-
-def _launch_norm(device_table: DeviceTable, table: LaunchTable) -> None:
+def _launch_norm(table: DeviceTable) -> None:
     from padam_ext.kernels import multi_tensor_norm
 
-    multi_tensor_norm.launch(device_table, PARAM_DTYPES[table.grad_dtype])
+    multi_tensor_norm.launch(table, table.signature)
+
+
+def _launch_prepare(table: DeviceTable, inputs: PrepareInputs) -> None:
+    from padam_ext.kernels import prepare_step
+
+    prepare_step.launch(table, inputs)
+
+
+def _launch_step(table: DeviceTable, root: int) -> None:
+    from padam_ext.kernels import multi_tensor_padam
+
+    multi_tensor_padam.launch(table, table.signature, root)
 
 
 def takes() -> frozenset[str]:
@@ -57,11 +59,6 @@ def unavailable_reason() -> str | None:
     if _interpreted() or torch.cuda.is_available() or torch.xpu.is_available():
         return None
     return "torch sees no GPU here (for tests, TRITON_INTERPRET=1 runs the kernel on the CPU)"
-
-
-# A step fails, for instance, where Triton finds no C compiler.
-_trial = Trial("Triton", make_step)
-broken_reason = _trial.broken_reason
 
 
 @cache

@@ -1,0 +1,149 @@
+"""The step of a bucket on a device: launch table, one copy of it, up to three launches.
+
+What the backends for devices share; each brings the functions that launch its kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from padam_ext.backends.device_table import DeviceTable, capturing
+from padam_ext.backends.step import BucketStep, Options
+from padam_ext.buckets import Bound, Bucket
+from padam_ext.constants import UNKNOWN_STEP, RowOptions
+from padam_ext.control import ControlInputs, PrepareInputs
+from padam_ext.launch_table import LaunchTable
+from padam_ext.options import Hyperparameters
+from padam_ext.step_control import StepControl
+from padam_ext.step_counts import StepCounts
+
+
+class Kernels(NamedTuple):
+    """What a backend brings. Launches go into the current stream of the table's device."""
+
+    block: int  # elements that a program steps at a time
+    sum_of_squares: Callable[[DeviceTable], None]  # of each chunk's gradient, into partial_sums
+    prepare: Callable[[DeviceTable, PrepareInputs], None]  # control, counters, late rows
+    step: Callable[[DeviceTable, int], None]  # with the root that all rows share
+
+
+class DeviceStep(BucketStep):
+    """The fused step of one bucket on its device."""
+
+    def __init__(self, bucket: Bucket, counts: StepCounts, kernels: Kernels) -> None:
+        """Makes the launch table and its copy on the device."""
+        super().__init__(bucket, counts)
+        self._kernels = kernels
+        self._table = LaunchTable(bucket)
+        self._device_table = DeviceTable(
+            self._table, counts, bucket.device, kernels.block, _num_processors(bucket.device)
+        )
+        self._counted_on_host = False
+        self._kept: list[Options] = []  # whose tensors the prepare kernel reads
+
+    def prepare_capture(self) -> None:
+        """Gets ready for a step that goes into a CUDA graph."""
+        self._device_table.prepare_capture()
+
+    def bind(self, bound: Bound) -> None:
+        """Takes over the addresses of this step."""
+        with _on(self.bucket.device):
+            self._device_table.begin_step()
+        self._table.bind(bound)
+
+    def begin(self, bound: Bound, options: Options, inputs: ControlInputs) -> None:
+        """Counts, if the host does, and brings all that the step needs to the device."""
+        table, rows = self._device_table, self._table.rows
+        here = {i: _options_on(self.bucket.device, group) for i, group in options.items()}
+        self._kept = [here]
+        steps = UNKNOWN_STEP
+        if not self._counts.on_device:
+            steps = self._counts.add(bound.inputs)
+            self._counted_on_host = True
+        rows.set({i: RowOptions.of(group) for i, group in here.items()}, steps)
+        most = math.inf if inputs.max_grad_norm is None else float(inputs.max_grad_norm)
+        with _on(self.bucket.device):
+            table.update(
+                self._table,
+                (most, float(inputs.skip_nonfinite)),
+                prepared=self._needs_prepare(inputs),
+            )
+            table.copy_changed()
+
+    def sum_of_squares(self, bound: Bound) -> Tensor:
+        """The sum of each chunk's squares, float64 [chunk] on the device."""
+        with _on(self.bucket.device):
+            partial_sums = self._device_table.make_partial_sums()
+            if self._device_table.num_chunks > 0:
+                self._kernels.sum_of_squares(self._device_table)
+            return partial_sums
+
+    def step(self, bound: Bound, options: Options, control: StepControl) -> None:
+        """Steps every tensor of the bucket."""
+        table = self._device_table
+        is_prepared = False
+        with _on(self.bucket.device):
+            try:
+                bound.load()
+                if self._needs_prepare(control.inputs):
+                    self._kernels.prepare(table, control.on_device(self.bucket.device))
+                    is_prepared = True
+                if table.num_chunks > 0:  # else all tensors are empty
+                    self._kernels.step(table, self._table.rows.root)
+            except BaseException:
+                if self._counts.on_device and is_prepared:
+                    self._counts.take_back(bound.inputs, 1 - table.prepared_control[1])
+                self.cancel(bound)
+                raise
+            bound.store()
+        self._counted_on_host = False
+        self._kept = []
+
+    def cancel(self, bound: Bound) -> None:
+        """Takes back the host's count of a step that cannot be made."""
+        if self._counted_on_host:
+            self._counts.take_back(bound.inputs)
+        self._counted_on_host = False
+        self._kept = []
+
+    def _needs_prepare(self, inputs: ControlInputs) -> bool:
+        return self._counts.on_device or self._table.rows.num_late > 0 or inputs.needs_device
+
+
+def _num_processors(device: torch.device) -> int:
+    if device.type == "cpu":
+        return 1
+    properties = torch.get_device_module(device).get_device_properties(device)
+    for name in ("multi_processor_count", "gpu_subslice_count"):  # CUDA and ROCm; XPU
+        if hasattr(properties, name):
+            return int(getattr(properties, name))
+    return 64
+
+
+def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparameters:
+    """With tensors on a device, to which those from elsewhere are copied."""
+    for name in ("lr", "weight_decay"):
+        value = getattr(options, name)
+        if not isinstance(value, Tensor) or value.device == device:
+            continue
+        if capturing():
+            raise RuntimeError(
+                f"{name} is a tensor on {value.device}, which a CUDA graph on {device} cannot "
+                f"read anew: make it one on {device}"
+            )
+        options = options._replace(**{name: value.to(device, non_blocking=True)})
+    return options
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a device the current one, since Triton launches there."""
+    if device.type == "cpu":
+        return nullcontext()
+    guard: AbstractContextManager[object] = torch.get_device_module(device).device(device)
+    return guard

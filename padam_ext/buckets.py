@@ -1,0 +1,229 @@
+"""From parameters to buckets: which tensors one launch can take together.
+
+Here, and only here, a parameter becomes the plain memory that kernels work on: real instead of
+complex, dense, gradient and states laid out alike. A bucket keeps addresses, never tensors: what
+its users drop is freed at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from padam_ext.gather import StepInputs
+from padam_ext.layout import is_plain, like_plain, local, real_view, same_layout
+from padam_ext.slots import SLOTS, STATE_SLOTS, Signature, present, signature
+from padam_ext.state import ParamState, is_direct
+
+PARAM, GRAD = SLOTS.index("param"), SLOTS.index("grad")
+
+
+@dataclass(slots=True)
+class ParamRecord:
+    """How kernels reach one parameter and its state, true for as long as its readings are.
+
+    Attributes:
+        reading: of the parameter and its gradient, see gather.py; None if it is not to be kept.
+        state_reading: of its state.
+        slots: which state slots it has.
+        owns_state: nobody but the optimizer can hold its moments.
+        device: where it lies.
+        signature: what a kernel for it is compiled for.
+        numel: in real numbers.
+        addresses: int64 by slot, 0 for what is absent, the gradient and what is staged.
+        staged: indices of slots that a kernel cannot walk as they are.
+        copies_grad: whether a kernel needs a copy of the gradient.
+    """
+
+    reading: Any
+    state_reading: Any
+    slots: tuple[bool, ...]
+    owns_state: bool
+    device: torch.device
+    signature: Signature
+    numel: int
+    addresses: tuple[int, ...]
+    staged: tuple[int, ...]
+    copies_grad: bool
+
+
+def make_record(
+    param: Tensor, grad: Tensor, state: ParamState, group: Mapping[str, Any], *, owns_state: bool
+) -> ParamRecord:
+    """The record of a parameter that has been checked and whose state fits it."""
+    slots = present(group)
+    mine = signature(param.dtype, grad.dtype, slots)
+    shard = local(param).detach()
+    tensors: list[Tensor | None] = [shard if is_plain(shard) else None, None]
+    staged = [] if is_plain(shard) else [PARAM]
+    for index, (slot, there) in enumerate(zip(STATE_SLOTS, slots, strict=True), start=GRAD + 1):
+        direct = there and is_direct(state[slot.name], param)
+        tensors.append(local(state[slot.name]) if direct else None)
+        if there and not direct:
+            staged.append(index)
+    return ParamRecord(
+        reading=None,
+        state_reading=None,
+        slots=slots,
+        owns_state=owns_state,
+        device=param.device,
+        signature=mine,
+        numel=shard.numel() * (2 if shard.is_complex() else 1),
+        addresses=tuple(0 if tensor is None else address_of(tensor) for tensor in tensors),
+        staged=tuple(staged),
+        copies_grad=not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
+    )
+
+
+@dataclass
+class Bucket:
+    """Tensors of one device and one signature, as parallel lists: one launch."""
+
+    device: torch.device
+    signature: Signature
+    records: list[ParamRecord] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)  # in StepInputs
+    group_indices: list[int] = field(default_factory=list)
+
+    def column(self, slot: int) -> array[int]:
+        """The address of each tensor's slot; see ParamRecord."""
+        return array("q", [record.addresses[slot] for record in self.records])
+
+    def counter(self, index: int, inputs: StepInputs) -> Tensor:
+        """The step counter of one tensor."""
+        counter: Tensor = inputs.state[inputs.params[self.positions[index]]]["step"]
+        return counter
+
+    def bind(self, inputs: StepInputs) -> Bound:
+        """The bucket's tensors in this step, with copies of those that no kernel can walk."""
+        bound = Bound(self, inputs, {}, {})
+        for index, record in enumerate(self.records):
+            if record.copies_grad:
+                bound.copy_grad(index)
+            for slot in record.staged:
+                bound.stage(slot, index)
+        return bound
+
+
+@dataclass
+class Bound:
+    """A bucket's tensors in one step, and only for as long as that lasts.
+
+    Attributes:
+        bucket: the bucket.
+        inputs: what was gathered.
+        grads: copies of gradients that no kernel could read, by index.
+        staged: by slot and index, tensors that no kernel can walk, and the copies that it works on.
+    """
+
+    bucket: Bucket
+    inputs: StepInputs
+    grads: dict[int, Tensor]
+    staged: dict[tuple[int, int], tuple[Tensor, Tensor]]
+
+    def copy_grad(self, index: int) -> None:
+        """Makes the copy of a gradient."""
+        like = like_plain(self._original(PARAM, index))
+        dtype = self.bucket.signature.dtypes[GRAD]
+        self.grads[index] = _readable_grad(self._original(GRAD, index), like, dtype)
+
+    def stage(self, slot: int, index: int) -> None:
+        """Makes room for the copy of a parameter or state."""
+        original = self._original(slot, index)
+        like = like_plain(self._original(PARAM, index))
+        working = torch.empty_like(like, dtype=original.dtype, device=original.device)
+        self.staged[slot, index] = (original, working)
+
+    def load(self) -> None:
+        """Copies what is staged to where the kernel works."""
+        for original, working in self.staged.values():
+            working.copy_(original)
+
+    def store(self) -> None:
+        """Copies it back."""
+        for original, working in self.staged.values():
+            original.copy_(working)
+
+    def grad_addresses(self) -> array[int]:
+        """The addresses of the gradients, int64 [tensor]."""
+        positions, known = self.bucket.positions, self.inputs.grad_addresses
+        if known is None:
+            addresses = [address_of(local(self.inputs.grads[i])) for i in positions]
+            return self._with_copies(array("q", addresses))
+        addresses_of_all = array("q", known)
+        if positions[-1] + 1 == len(positions) == len(addresses_of_all):
+            return self._with_copies(addresses_of_all)
+        return self._with_copies(array("q", [addresses_of_all[i] for i in positions]))
+
+    def staged_addresses(self) -> list[tuple[int, int, int]]:
+        """Slot, index and address of each copy that is worked on."""
+        return [(*place, address_of(working)) for place, (_, working) in self.staged.items()]
+
+    def tensor(self, slot: int, index: int) -> Tensor:
+        """A tensor to work on: real, dense, laid out as all others of its parameter."""
+        if slot == GRAD and index in self.grads:
+            return self.grads[index]
+        if (slot, index) in self.staged:
+            return real_view(self.staged[slot, index][1])
+        return real_view(self._original(slot, index))
+
+    def _original(self, slot: int, index: int) -> Tensor:
+        """A tensor as its user has it; of a DTensor the local shard."""
+        position = self.bucket.positions[index]
+        param = self.inputs.params[position]
+        if slot == PARAM:
+            return local(param).detach()
+        if slot == GRAD:
+            return local(self.inputs.grads[position])
+        moment: Tensor = local(self.inputs.state[param][SLOTS[slot]])
+        return moment
+
+    def _with_copies(self, addresses: array[int]) -> array[int]:
+        for index, copy in self.grads.items():
+            addresses[index] = address_of(copy)
+        return addresses
+
+
+def make_buckets(
+    records: Sequence[ParamRecord], group_indices: Iterable[int]
+) -> list[Bucket]:
+    """Sorts parameters into buckets."""
+    buckets: dict[tuple[torch.device, Signature], Bucket] = {}
+    for position, (record, group_index) in enumerate(zip(records, group_indices, strict=True)):
+        key = (record.device, record.signature)
+        bucket = buckets.get(key)
+        if bucket is None:
+            bucket = buckets[key] = Bucket(*key)
+        bucket.records.append(record)
+        bucket.positions.append(position)
+        bucket.group_indices.append(group_index)
+    return list(buckets.values())
+
+
+def address_of(tensor: Tensor) -> int:
+    """An address as int64, which those of some devices exceed: the same bits, then negative."""
+    address = tensor.data_ptr()
+    return address - 2**64 if address >= 2**63 else address
+
+
+def _readable_grad(grad: Tensor, param: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The gradient as a kernel can read it beside a plain parameter: itself or a view, or a copy.
+
+    Real, of the dtype, laid out as the parameter.
+    """
+    real = real_view(grad)
+    real_param = torch.view_as_real(param) if param.is_complex() else param
+    if _is_readable(grad, param, dtype):
+        return real
+    return torch.empty_like(real_param, dtype=dtype, device=grad.device).copy_(real)
+
+
+def _is_readable(grad: Tensor, param: Tensor, dtype: torch.dtype | None) -> bool:
+    if not is_plain(grad) or grad.dtype.to_real() != dtype:
+        return False
+    return same_layout(grad, like_plain(param))

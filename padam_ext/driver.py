@@ -1,0 +1,76 @@
+"""One step, from what was gathered to the kernels: for the optimizer, the operator and trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from padam_ext.backends.step import BucketStep
+from padam_ext.control import ControlInputs
+from padam_ext.gather import StepInputs
+from padam_ext.norm import norm_dtype, refuse_dtensors
+from padam_ext.options import Hyperparameters
+from padam_ext.step_control import StepControl
+
+
+class Outcome(NamedTuple):
+    """What a step leaves behind.
+
+    Attributes:
+        norm: the norm of all gradients, where it was asked for.
+        skipped: how many steps were skipped so far, int64 of one element; None if none could be.
+    """
+
+    norm: Tensor | None
+    skipped: Tensor | None
+
+
+def make_step(
+    steps: list[BucketStep],
+    inputs: StepInputs,
+    options: Mapping[int, Hyperparameters],
+    control_inputs: ControlInputs,
+    skipped: Tensor | None = None,
+) -> Outcome:
+    """Makes one step of every bucket.
+
+    Args:
+        steps: of the buckets that a planner made of `inputs`.
+        inputs: what was gathered.
+        options: of each param group that occurs.
+        control_inputs: what unscaling, clipping and skipping depend on.
+        skipped: how many steps were skipped before.
+
+    Raises:
+        RuntimeError: a norm over DTensors, a step that cannot be captured, or whatever a kernel
+            raises. A bucket whose kernel was not launched has not changed.
+    """
+    if control_inputs.needs_norm:
+        refuse_dtensors(inputs.grads)
+    bound = [step.bucket.bind(inputs) for step in steps]
+    for step, tensors in zip(steps, bound, strict=True):
+        step.bind(tensors)
+    # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
+    # Told before they run, while what was just gathered is still in the processor's caches.
+    torch.autograd.graph.increment_version(inputs.params)
+    done = 0
+    try:
+        for step, tensors in zip(steps, bound, strict=True):
+            step.begin(tensors, options, control_inputs)
+        sums: list[Tensor] = []
+        if control_inputs.needs_norm:
+            sums = [step.sum_of_squares(b) for step, b in zip(steps, bound, strict=True)]
+        control = StepControl(control_inputs, sums, norm_dtype(inputs.grads), skipped)
+        if not steps:
+            control.as_tensors()
+        for step, tensors in zip(steps, bound, strict=True):
+            step.step(tensors, options, control)
+            done += 1
+    except BaseException:
+        for step, tensors in zip(steps[done:], bound[done:], strict=True):
+            step.cancel(tensors)
+        raise
+    return Outcome(control.norm, control.skipped)

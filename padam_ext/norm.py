@@ -1,0 +1,56 @@
+"""The norm of all gradients together, out of the sums of squares of every bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from padam_ext.control import scalar_on
+from padam_ext.layout import dtensor_type
+
+
+def refuse_dtensors(grads: Sequence[Tensor]) -> None:
+    """Refuses gradients of which other processes hold parts.
+
+    Raises:
+        RuntimeError: there is a DTensor among them.
+    """
+    dtensor = dtensor_type()
+    if dtensor is not None and any(isinstance(grad, dtensor) for grad in grads):
+        raise RuntimeError(
+            "max_grad_norm and skip_nonfinite do not take DTensors yet, whose norm is spread over "
+            "processes: leave them out and call torch.nn.utils.clip_grad_norm_ before the step"
+        )
+
+
+def norm_dtype(grads: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of the norm: float64 if there is such a gradient, else float32."""
+    dtypes = {grad.dtype for grad in grads}
+    return torch.float64 if any(d.to_real() == torch.float64 for d in dtypes) else torch.float32
+
+
+def sums_on(device: torch.device, sums_of_squares: Sequence[Tensor]) -> Tensor:
+    """All sums of squares on one device, float64 [k]: their sum is the square of the norm.
+
+    Args:
+        device: where to.
+        sums_of_squares: of each bucket, float64 [its own number] on its own device.
+    """
+    parts = [
+        part if part.device == device else scalar_on(part.sum(), device).reshape(1)
+        for part in sums_of_squares
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def norm_of(sums: Tensor, grad_scale: Tensor | None) -> Tensor:
+    """The unscaled norm, float64 of no dimensions.
+
+    Args:
+        sums: see `sums_on`.
+        grad_scale: what the loss was multiplied by, None for 1.
+    """
+    norm = sums.sum().sqrt()
+    return norm if grad_scale is None else norm / scalar_on(grad_scale, norm.device).double()

@@ -1,0 +1,253 @@
+"""The options of a param group: each declared once, checked once, then plain numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+
+BIAS_CORRECTIONS = ("none", "authors", "adam")
+
+
+class Option(NamedTuple):
+    """An option that param groups may have for themselves.
+
+    Attributes:
+        name: its key in a param group, and the constructor's argument.
+        default: the constructor's default.
+        values: the values it takes, for people to read.
+        plain: makes what the user gave a plain Python value; TypeError or ValueError, with name and
+            value, where that cannot be.
+        may_be_tensor: whether it may be a tensor that is read at each step.
+    """
+
+    name: str
+    default: Any
+    values: str
+    plain: Callable[[str, Any], Any]
+    may_be_tensor: bool = False
+
+
+def as_float(value: Any) -> float:
+    """A real number as a float, infinite where it is beyond a float's range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def shown(value: Any) -> str:
+    """A real number for an error message."""
+    try:
+        return repr(value)
+    except ValueError:  # Python prints no int of more than 4300 digits
+        return f"about 2**{int(value).bit_length() - 1}"
+
+
+def any_number(name: str, value: Any) -> float:
+    """A number, also one in a tensor of one element; else TypeError with name and value."""
+    if isinstance(value, Tensor):
+        value = _item(name, value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+    return as_float(value)
+
+
+def number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:
+    """A number in [0, below) or [0, most]; else TypeError or ValueError with name and value."""
+    as_number = any_number(name, value)
+    upper, bracket = (below, ")") if most is None else (most, "]")
+    # Written so that NaN fails it.
+    if not (0.0 <= as_number < upper or as_number == most):
+        raise ValueError(f"{name} must be in [0, {upper:g}{bracket}, got {shown(value)}")
+    return as_number
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, also as 1 or 0 or numpy's bool; else TypeError with name and value."""
+    is_bool = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    if not is_bool and not (isinstance(value, Integral) and value in (0, 1)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    """Two numbers in [0, 1), out of any sequence, array or tensor of two."""
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
+    if len(items) != 2:
+        raise ValueError(f"{name} must be a pair of numbers in [0, 1), got {value!r}")
+    first, second = (number(f"{name}[{i}]", item, below=1.0) for i, item in enumerate(items))
+    return first, second
+
+
+def _bias_correction(name: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in BIAS_CORRECTIONS:
+        raise ValueError(f"{name} must be one of {BIAS_CORRECTIONS}, got {value!r}")
+    return value
+
+
+OPTIONS = (
+    Option("lr", 0.1, "[0, inf)", number, may_be_tensor=True),
+    Option("betas", (0.9, 0.999), "each in [0, 1)", _pair),
+    Option("eps", 1e-8, "[0, inf)", number),
+    Option("weight_decay", 0.0, "[0, inf)", number, may_be_tensor=True),
+    Option("partial", 0.125, "[0, 1/2]", partial(number, most=0.5)),
+    Option("amsgrad", True, "True or False", flag),
+    Option("bias_correction", "none", '"none", "authors" or "adam"', _bias_correction),
+    Option("decoupled_weight_decay", False, "True or False", flag),
+    Option("maximize", False, "True or False", flag),
+)
+DEFAULTS = {option.name: option.default for option in OPTIONS}
+# Options of the whole optimizer, which param groups cannot have for themselves.
+WHOLE_DEFAULTS = {
+    "max_grad_norm": None,
+    "skip_nonfinite": False,
+    "capturable": False,
+    "backend": "auto",
+}
+
+
+def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
+    """Checks the options of a group and stores them as plain Python values, in place.
+
+    A learning rate or weight decay in a tensor stays that tensor. The sign of a learning rate is
+    checked where a person sets it, but not where a scheduler or a file does: those may round below
+    zero, and torch.optim goes on.
+
+    Raises:
+        TypeError: an option is of the wrong type.
+        ValueError: an option is outside its range. Either message shows name and value.
+    """
+    plain = {}
+    for option in OPTIONS:
+        value = group[option.name]
+        read = any_number if option.name == "lr" and not check_lr_sign else option.plain
+        if option.may_be_tensor and isinstance(value, Tensor):
+            _check_one_element(option.name, value)
+            if value.device.type == "cpu":
+                read(option.name, value)
+            plain[option.name] = value
+        else:
+            plain[option.name] = read(option.name, value)
+    if group.get("differentiable"):
+        raise ValueError(
+            "differentiable=True: a step of FusedPadam cannot be differentiated; leave it out"
+        )
+    group.update(plain)
+
+
+class Hyperparameters(NamedTuple):
+    """The options of one param group as plain numbers, `partial` being the paper's p.
+
+    `lr` and `weight_decay` may be tensors of one element, float32 or float64, whose values a
+    device has.
+    """
+
+    lr: Number
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: Number
+    partial: float
+    amsgrad: bool
+    bias_correction: str
+    decoupled_weight_decay: bool
+    maximize: bool
+
+    @classmethod
+    def from_group(
+        cls, group: Mapping[str, Any], *, keep_tensors: bool = False
+    ) -> Hyperparameters:
+        """Reads and checks a param group.
+
+        Args:
+            group: the param group.
+            keep_tensors: leave the values of tensors to the device, also those that the host knows.
+
+        Raises:
+            TypeError: an option is of the wrong type.
+            ValueError: an option is outside its range. Either message shows name and value.
+        """
+        lr, weight_decay = group["lr"], group["weight_decay"]
+        tensors = {}
+        if isinstance(lr, Tensor) and (kept := _left_to_device("lr", lr, keep_tensors)):
+            tensors["lr"], lr = kept, 0.0
+        if isinstance(weight_decay, Tensor) and (
+            kept := _left_to_device("weight_decay", weight_decay, keep_tensors)
+        ):
+            tensors["weight_decay"], weight_decay = kept, 0.0
+        values = (lr, group["betas"], group["eps"], weight_decay, group["partial"],
+                  group["amsgrad"], group["bias_correction"], group["decoupled_weight_decay"],
+                  group["maximize"])  # fmt: skip
+        try:
+            checked = _checked(values)
+        except TypeError:
+            # Perhaps of a type that cannot be looked up in a cache.
+            checked = _check(values)
+        return checked._replace(**tensors) if tensors else checked
+
+    def on_host(self) -> Hyperparameters:
+        """With numbers only, for which the host waits if they are still being computed."""
+        lr, weight_decay = self.lr, self.weight_decay
+        if not isinstance(lr, Tensor) and not isinstance(weight_decay, Tensor):
+            return self
+        if isinstance(lr, Tensor):
+            lr = float(lr)
+        if isinstance(weight_decay, Tensor):
+            weight_decay = number("weight_decay", float(weight_decay))
+        return self._replace(lr=lr, weight_decay=weight_decay)
+
+
+def _check(values: tuple[Any, ...]) -> Hyperparameters:
+    group = dict(zip(DEFAULTS, values, strict=True))
+    make_plain(group, check_lr_sign=False)
+    lr, (beta1, beta2), *rest = (
+        float(value) if isinstance(value, Tensor) else value
+        for value in (group[name] for name in DEFAULTS)
+    )
+    return Hyperparameters(lr, beta1, beta2, *rest)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _checked_numbers(*values: Any) -> Hyperparameters:
+    return _check(values)
+
+
+def _checked(values: tuple[Any, ...]) -> Hyperparameters:
+    # Every step asks for the options of every group, which seldom change. A tensor would be looked
+    # up by its address. `typed` keeps True and 1 apart; errors are not cached.
+    if any(isinstance(value, Tensor) for value in values) or type(values[1]) is not tuple:
+        return _check(values)
+    return _checked_numbers(*values)
+
+
+def _check_one_element(name: str, value: Tensor) -> None:
+    if value.numel() != 1:
+        raise ValueError(f"a tensor {name} must have 1 element, got shape {tuple(value.shape)}")
+
+
+def _left_to_device(name: str, value: Tensor, keep_tensors: bool) -> Tensor | None:
+    """The tensor, if its value is to be read on the device, in a dtype that kernels read."""
+    _check_one_element(name, value)
+    if value.is_meta or value.is_complex() or not (keep_tensors or value.device.type != "cpu"):
+        return None
+    value = value.detach()
+    return value if value.dtype in (torch.float32, torch.float64) else value.double()
+
+
+def _item(name: str, value: Tensor) -> Any:
+    _check_one_element(name, value)
+    try:
+        return value.item()
+    except RuntimeError as error:
+        raise TypeError(
+            f"a tensor {name} must have a value that can be read, got {value!r}"
+        ) from error
+
