@@ -4,17 +4,18 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "compiled_signatures.h"
 #include "gather.h"
 #include "launch_table.h"
 #include "padam_cpu.h"
 #include "padam_cuda.h"
+#include "signature.h"
 
 namespace py = pybind11;
 
 namespace {
-
-constexpr py::ssize_t kSlots = static_cast<py::ssize_t>(padam::Slot::count);
 
 // A contiguous one-dimensional buffer of 8-byte items, as array.array makes them.
 template <typename T>
@@ -32,49 +33,52 @@ T at_address(std::uintptr_t address) {
   return reinterpret_cast<T>(address);
 }
 
-padam::DType dtype_of(int code, const char* name) {
-  if (code < 0 || code > static_cast<int>(padam::DType::float16)) {
-    throw std::invalid_argument(std::string(name) + ": " + std::to_string(code) +
-                                " is not a dtype");
-  }
-  return static_cast<padam::DType>(code);
-}
-
-void check_dtypes(padam::DType param, padam::DType grad) {
-  const bool half_param = param == padam::DType::bfloat16 || param == padam::DType::float16;
-  if (grad != param && !(half_param && grad == padam::DType::float32)) {
-    throw std::invalid_argument("a gradient of dtype " + std::to_string(static_cast<int>(grad)) +
-                                " beside a parameter of dtype " +
-                                std::to_string(static_cast<int>(param)) + " is not supported");
-  }
-}
-
-padam::DeviceTable device_table(std::uintptr_t addresses, std::uintptr_t numels,
-                                std::uintptr_t rows, std::uintptr_t constants,
-                                std::uintptr_t chunk_tensors, std::uintptr_t chunk_first_blocks,
-                                std::int64_t num_tensors, std::int64_t num_chunks,
-                                std::int64_t blocks_per_chunk, std::uintptr_t partial_sums,
-                                int param_dtype, int grad_dtype) {
+padam::DeviceTable device_table(
+    std::uintptr_t addresses, std::uintptr_t numels, std::uintptr_t rows, std::uintptr_t constants,
+    std::uintptr_t control, std::uintptr_t limits, std::uintptr_t prepared_control,
+    std::uintptr_t row_sources, std::uintptr_t counters, std::uintptr_t chunk_tensors,
+    std::uintptr_t chunk_first_blocks, std::int64_t num_tensors, std::int64_t num_chunks,
+    std::int64_t blocks_per_chunk, std::uintptr_t partial_sums, std::int64_t num_late_rows,
+    bool counts_on_device, const std::vector<int>& slot_dtypes, int compute_dtype) {
   padam::DeviceTable table;
   table.addresses = at_address<const std::int64_t*>(addresses);
   table.numels = at_address<const std::int64_t*>(numels);
   table.rows = at_address<const std::int64_t*>(rows);
-  table.constants = at_address<const void*>(constants);
+  table.constants = at_address<padam::Constants<double>*>(constants);
+  table.control = at_address<const padam::Control*>(control);
+  table.limits = at_address<const padam::Limits*>(limits);
+  table.prepared_control = at_address<padam::Control*>(prepared_control);
+  table.row_sources = at_address<const padam::RowSource*>(row_sources);
+  table.counters = at_address<const std::int64_t*>(counters);
   table.chunk_tensors = at_address<const std::int64_t*>(chunk_tensors);
   table.chunk_first_blocks = at_address<const std::int64_t*>(chunk_first_blocks);
   table.num_tensors = num_tensors;
   table.num_chunks = num_chunks;
   table.blocks_per_chunk = blocks_per_chunk;
-  table.partial_sums = at_address<void*>(partial_sums);
-  table.param_dtype = dtype_of(param_dtype, "param_dtype");
-  table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
-  check_dtypes(table.param_dtype, table.grad_dtype);
+  table.partial_sums = at_address<double*>(partial_sums);
+  table.num_late_rows = num_late_rows;
+  table.counts_on_device = counts_on_device;
+  table.signature = padam::make_signature(slot_dtypes, compute_dtype);
+  padam::with_types(table.signature, [](auto) {});  // there must be code for it
   return table;
 }
 
+padam::PrepareInputs prepare_inputs(std::uintptr_t sums, std::int64_t num_sums,
+                                    std::uintptr_t grad_scale, bool grad_scale_is_double,
+                                    std::uintptr_t found_inf, bool found_inf_is_double,
+                                    std::uintptr_t norm, bool norm_is_double,
+                                    std::uintptr_t skipped) {
+  return {at_address<const double*>(sums),
+          num_sums,
+          {at_address<void*>(grad_scale), grad_scale_is_double},
+          {at_address<void*>(found_inf), found_inf_is_double},
+          {at_address<void*>(norm), norm_is_double},
+          at_address<std::int64_t*>(skipped)};
+}
+
 void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::buffer& rows,
-              const py::buffer& constants, int param_dtype, int grad_dtype, int num_threads,
-              const std::string& simd_level) {
+              const py::buffer& constants, const std::vector<int>& slot_dtypes, int compute_dtype,
+              double grad_factor, int num_threads, const std::string& simd_level) {
   const py::buffer_info numels_info = numels.request();
   const py::buffer_info addresses_info = addresses.request();
   const py::buffer_info rows_info = rows.request();
@@ -84,14 +88,14 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
   padam::LaunchTable table;
   table.num_tensors = numels_info.size;
   table.numels = items<std::int64_t>(numels_info, "numels", table.num_tensors);
-  table.addresses = items<std::int64_t>(addresses_info, "addresses", kSlots * table.num_tensors);
+  table.addresses =
+      items<std::int64_t>(addresses_info, "addresses", padam::kSlots * table.num_tensors);
   table.rows = items<std::int64_t>(rows_info, "rows", table.num_tensors);
   table.num_rows = constants_info.size / kFields;
   table.constants = reinterpret_cast<const padam::Constants<double>*>(
       items<double>(constants_info, "constants", table.num_rows * kFields));
-  table.param_dtype = dtype_of(param_dtype, "param_dtype");
-  table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
-  check_dtypes(table.param_dtype, table.grad_dtype);
+  table.grad_factor = grad_factor;
+  table.signature = padam::make_signature(slot_dtypes, compute_dtype);
   for (std::int64_t tensor = 0; tensor < table.num_tensors; ++tensor) {
     const std::int64_t row = table.rows[tensor];
     if (row < 0 || row >= table.num_rows) {
@@ -117,11 +121,18 @@ double sum_of_squares_cpu(const py::buffer& addresses, const py::buffer& numels,
   padam::LaunchTable table = {};
   table.num_tensors = numels_info.size;
   table.numels = items<std::int64_t>(numels_info, "numels", table.num_tensors);
-  table.addresses = items<std::int64_t>(addresses_info, "addresses", kSlots * table.num_tensors);
-  table.grad_dtype = dtype_of(grad_dtype, "grad_dtype");
+  table.addresses =
+      items<std::int64_t>(addresses_info, "addresses", padam::kSlots * table.num_tensors);
+  table.signature.slots[static_cast<int>(padam::Slot::grad)] =
+      padam::make_dtype(grad_dtype, "grad_dtype");
 
   const py::gil_scoped_release release;
   return padam::sum_of_squares_cpu(table, num_threads, simd_level);
+}
+
+// Elements in a block of a launch on a device.
+std::int64_t block_of(int compute_dtype) {
+  return padam::block_of(padam::make_compute_dtype(compute_dtype));
 }
 
 // Adds to each float32 counter and returns the smallest and the largest new value.
@@ -144,8 +155,8 @@ py::tuple add_to_steps(const py::buffer& addresses, float amount) {
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Native kernels of padam_ext, called with addresses; see launch_table.py.";
   module.def("step_cpu", &step_cpu, py::arg("addresses"), py::arg("numels"), py::arg("rows"),
-             py::arg("constants"), py::arg("param_dtype"), py::arg("grad_dtype"),
-             py::arg("num_threads"), py::arg("simd_level"));
+             py::arg("constants"), py::arg("slot_dtypes"), py::arg("compute_dtype"),
+             py::arg("grad_factor"), py::arg("num_threads"), py::arg("simd_level"));
   module.def("sum_of_squares_cpu", &sum_of_squares_cpu, py::arg("addresses"), py::arg("numels"),
              py::arg("grad_dtype"), py::arg("num_threads"), py::arg("simd_level"));
   module.def("add_to_steps", &add_to_steps, py::arg("addresses"), py::arg("amount"));
@@ -161,22 +172,30 @@ PYBIND11_MODULE(_native, module) {
   // A table in a device's memory, see device_table.py.
   py::class_<padam::DeviceTable>(module, "DeviceTable")
       .def(py::init(&device_table), py::kw_only(), py::arg("addresses"), py::arg("numels"),
-           py::arg("rows"), py::arg("constants"), py::arg("chunk_tensors"),
-           py::arg("chunk_first_blocks"), py::arg("num_tensors"), py::arg("num_chunks"),
-           py::arg("blocks_per_chunk"), py::arg("partial_sums"), py::arg("param_dtype"),
-           py::arg("grad_dtype"));
-  module.def(
-      "block_of",
-      [](int param_dtype) { return padam::block_of(dtype_of(param_dtype, "param_dtype")); },
-      py::arg("param_dtype"));
+           py::arg("rows"), py::arg("constants"), py::arg("control"), py::arg("limits"),
+           py::arg("prepared_control"), py::arg("row_sources"), py::arg("counters"),
+           py::arg("chunk_tensors"), py::arg("chunk_first_blocks"), py::arg("num_tensors"),
+           py::arg("num_chunks"), py::arg("blocks_per_chunk"), py::arg("partial_sums"),
+           py::arg("num_late_rows"), py::arg("counts_on_device"), py::arg("slot_dtypes"),
+           py::arg("compute_dtype"));
+  py::class_<padam::PrepareInputs>(module, "PrepareInputs")
+      .def(py::init(&prepare_inputs), py::kw_only(), py::arg("sums"), py::arg("num_sums"),
+           py::arg("grad_scale"), py::arg("grad_scale_is_double"), py::arg("found_inf"),
+           py::arg("found_inf_is_double"), py::arg("norm"), py::arg("norm_is_double"),
+           py::arg("skipped"));
+  module.def("block_of", &block_of, py::arg("compute_dtype"));
   module.def("step_on_host", &padam::step_on_host, py::arg("table"),
              py::call_guard<py::gil_scoped_release>());
   module.def("sum_of_squares_on_host", &padam::sum_of_squares_on_host, py::arg("table"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("prepare_on_host", &padam::prepare_on_host, py::arg("table"), py::arg("inputs"),
              py::call_guard<py::gil_scoped_release>());
 #if defined(PADAM_CUDA_ARCHS)
   module.def("step_cuda", &padam::step_cuda, py::arg("table"), py::arg("device"), py::arg("stream"),
              py::call_guard<py::gil_scoped_release>());
   module.def("sum_of_squares_cuda", &padam::sum_of_squares_cuda, py::arg("table"),
+             py::arg("device"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  module.def("prepare_cuda", &padam::prepare_cuda, py::arg("table"), py::arg("inputs"),
              py::arg("device"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
   module.attr("cuda_compiler") = "nvcc " PADAM_CUDA_COMPILER;
   module.attr("cuda_architectures") = PADAM_CUDA_ARCHS;

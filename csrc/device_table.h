@@ -6,26 +6,62 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "half_types.h"
+#include "codecs.h"
+#include "compiled_signatures.h"
 #include "launch_table.h"
 #include "padam_math.h"
 
 namespace padam {
 
-// One chunk is a run of blocks of one tensor; one thread block of the launch steps one chunk.
+// Where one row's values are that only the device knows, each a word of 8 bytes. What the host
+// knows is written in place, with no address beside it.
+struct RowSource {
+  double lr;
+  std::int64_t lr_address;
+  std::int64_t lr_dtype;  // float32 or float64, as are all scalars that lie in tensors
+  double weight_decay;
+  std::int64_t weight_decay_address;
+  std::int64_t weight_decay_dtype;
+  std::int64_t bias_correction;  // a BiasCorrection
+  double coupled_factor;         // of weight_decay: 1, -1 to maximize, 0 where it is decoupled
+  double decoupled_factor;       // of lr * weight_decay: 1 or 0
+  double step;                   // number of this update; negative: the tensor's own counter
+};
+static_assert(sizeof(RowSource) == 10 * 8, "device_table.py writes ten words");
+
+// What holds for the whole step.
+struct Control {
+  double grad_factor;
+  double skip;  // 0 or 1: nothing changes
+};
+
+// What the host has to say about the norm of all gradients.
+struct Limits {
+  double max_grad_norm;   // infinite for none
+  double skip_nonfinite;  // 0 or 1: whether a step is skipped where the norm is not finite
+};
+
+// All pointers are the device's. One chunk is a run of blocks of one tensor; one thread block of
+// the launch steps one chunk.
 struct DeviceTable {
-  const std::int64_t* addresses;           // [Slot::count][num_tensors]
+  const std::int64_t* addresses;           // [kSlots][num_tensors]
   const std::int64_t* numels;              // [num_tensors]
   const std::int64_t* rows;                // [num_tensors]
-  const void* constants;                   // Constants<T> [row], T the type of the moments
+  Constants<double>* constants;            // [row]
+  const Control* control;                  // what the step reads
+  const Limits* limits;                    // what the prepare launch reads
+  Control* prepared_control;               // what it writes
+  const RowSource* row_sources;            // [num_late_rows]
+  const std::int64_t* counters;            // [num_tensors], addresses of float32
   const std::int64_t* chunk_tensors;       // [num_chunks]
   const std::int64_t* chunk_first_blocks;  // [num_chunks], in its tensor
   std::int64_t num_tensors;
   std::int64_t num_chunks;
   std::int64_t blocks_per_chunk;
-  void* partial_sums;  // T [num_chunks]; null where no norm is asked for
-  DType param_dtype;
-  DType grad_dtype;
+  double* partial_sums;        // [num_chunks]; null where no norm is asked for
+  std::int64_t num_late_rows;  // that the prepare launch has to complete
+  bool counts_on_device;       // whether it has to count
+  Signature signature;
 };
 
 constexpr int kThreads = 256;
@@ -44,14 +80,14 @@ struct alignas(width * sizeof(T)) Pack {
   T items[width];
 };
 
-// Where the elements of one tensor lie. `h` is null without amsgrad.
-template <typename Param, typename Grad, typename T>
+// Where the elements of one tensor lie. `h` is null without AMSGrad.
+template <typename Types>
 struct Operands {
-  Param* x;
-  const Grad* g;
-  T* m;
-  T* v;
-  T* h;
+  typename Types::Param* x;
+  const typename Types::Grad* g;
+  typename Types::ExpAvg* m;
+  typename Types::ExpAvgSq* v;
+  typename Types::MaxExpAvgSq* h;
 };
 
 template <typename T>
@@ -74,52 +110,58 @@ PADAM_INLINE Pack* checked(Pack* pack) {
 }
 
 template <int width, typename T>
-PADAM_INLINE Pack<T, width> load(const T* from) {
+PADAM_INLINE Pack<T, width> load_pack(const T* from) {
   return *checked(reinterpret_cast<const Pack<T, width>*>(from));
 }
 
 template <int width, typename T>
-PADAM_INLINE void store(T* to, const Pack<T, width>& values) {
+PADAM_INLINE void store_pack(T* to, const Pack<T, width>& values) {
   *checked(reinterpret_cast<Pack<T, width>*>(to)) = values;
 }
 
 // Steps elements [at, at + width) of a tensor; an address of that many elements must be aligned.
-template <Root root, int width, typename Param, typename Grad, typename T>
-PADAM_INLINE void step_elements(const Operands<Param, Grad, T>& tensor, std::int64_t at,
-                                const Constants<T>& c, Decay decay, bool amsgrad) {
-  Pack<Param, width> x = load<width>(tensor.x + at);
-  const Pack<Grad, width> g = load<width>(tensor.g + at);
-  Pack<T, width> m = load<width>(tensor.m + at);
-  Pack<T, width> v = load<width>(tensor.v + at);
-  Pack<T, width> h{};
-  if (amsgrad) h = load<width>(tensor.h + at);
+template <Root root, int width, typename Types, typename T>
+PADAM_INLINE void step_elements(const Operands<Types>& tensor, std::int64_t at,
+                                const Constants<T>& c, T grad_factor, Decay decay) {
+  auto x = load_pack<width>(tensor.x + at);
+  const auto g = load_pack<width>(tensor.g + at);
+  auto m = load_pack<width>(tensor.m + at);
+  auto v = load_pack<width>(tensor.v + at);
+  Pack<typename Types::MaxExpAvgSq, width> h;
+  if constexpr (Types::amsgrad) h = load_pack<width>(tensor.h + at);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    const T wide_x = widen(x.items[i]);
-    const T d = update_moments(wide_x, static_cast<T>(widen(g.items[i])), m.items[i], v.items[i],
-                               h.items[i], c, decay, amsgrad);
-    x.items[i] = narrow(update_param<root>(wide_x, m.items[i], d, c, decay), Param{});
+    const T old_x = load(x.items[i]);
+    T new_m = load(m.items[i]);
+    T new_v = load(v.items[i]);
+    T new_h = T(0);
+    if constexpr (Types::amsgrad) new_h = load(h.items[i]);
+    const T d = update_moments(old_x, T(load(g.items[i])), new_m, new_v, new_h, c, grad_factor,
+                               decay, Types::amsgrad);
+    store(update_param<root>(old_x, new_m, d, c, decay), x.items[i]);
+    store(new_m, m.items[i]);
+    store(new_v, v.items[i]);
+    if constexpr (Types::amsgrad) store(new_h, h.items[i]);
   }
-  store<width>(tensor.x + at, x);
-  store<width>(tensor.m + at, m);
-  store<width>(tensor.v + at, v);
-  if (amsgrad) store<width>(tensor.h + at, h);
+  store_pack<width>(tensor.x + at, x);
+  store_pack<width>(tensor.m + at, m);
+  store_pack<width>(tensor.v + at, v);
+  if constexpr (Types::amsgrad) store_pack<width>(tensor.h + at, h);
 }
 
 // Steps a thread's share of elements [begin, end), which begin at a block: whole blocks of aligned
 // tensors in packs; what is left element by element, neighbours by neighbouring threads.
-template <Root root, typename Param, typename Grad, typename T>
-PADAM_INLINE void step_share(const Operands<Param, Grad, T>& tensor, std::int64_t begin,
-                             std::int64_t end, int thread, bool aligned, const Constants<T>& c) {
+template <Root root, typename Types, typename T>
+PADAM_INLINE void step_share(const Operands<Types>& tensor, std::int64_t begin, std::int64_t end,
+                             int thread, bool aligned, const Constants<T>& c, T grad_factor) {
   const Decay decay = decay_of(c);
-  const bool amsgrad = c.amsgrad != T(0);
   const std::int64_t in_blocks = (end - begin) / kBlock<T> * kBlock<T>;
   const std::int64_t whole = aligned ? begin + in_blocks : begin;
   for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
-    step_elements<root, kWidth<T>>(tensor, at, c, decay, amsgrad);
+    step_elements<root, kWidth<T>>(tensor, at, c, grad_factor, decay);
   }
   for (std::int64_t at = whole + thread; at < end; at += kThreads) {
-    step_elements<root, 1>(tensor, at, c, decay, amsgrad);
+    step_elements<root, 1>(tensor, at, c, grad_factor, decay);
   }
 }
 
@@ -144,33 +186,37 @@ PADAM_INLINE std::int64_t address_of(const DeviceTable& table, Slot slot, std::i
 }
 
 // What one thread of one block does.
-template <typename Param, typename Grad, typename T>
+template <typename Types>
 PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
+  using T = typename Types::T;
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const std::int64_t x = address_of(table, Slot::param, tensor);
   const std::int64_t g = address_of(table, Slot::grad, tensor);
   const std::int64_t m = address_of(table, Slot::exp_avg, tensor);
   const std::int64_t v = address_of(table, Slot::exp_avg_sq, tensor);
-  const std::int64_t h = address_of(table, Slot::max_exp_avg_sq, tensor);
+  const std::int64_t h = Types::amsgrad ? address_of(table, Slot::max_exp_avg_sq, tensor) : 0;
   const bool aligned = (x | g | m | v | h) % 16 == 0;
-  const Operands<Param, Grad, T> operands{pointer<Param>(x), pointer<const Grad>(g), pointer<T>(m),
-                                          pointer<T>(v), pointer<T>(h)};
+  const Operands<Types> operands{
+      pointer<typename Types::Param>(x), pointer<const typename Types::Grad>(g),
+      pointer<typename Types::ExpAvg>(m), pointer<typename Types::ExpAvgSq>(v),
+      pointer<typename Types::MaxExpAvgSq>(h)};
 
-  const Constants<T> c = static_cast<const Constants<T>*>(table.constants)[table.rows[tensor]];
-  if (c.skip != T(0)) return;
+  if (static_cast<T>(table.control->skip) != T(0)) return;
+  const T grad_factor = static_cast<T>(table.control->grad_factor);
+  const Constants<T> c = rounded<T>(table.constants[table.rows[tensor]]);
   switch (root_of(c)) {
     case Root::none:
-      return step_share<Root::none>(operands, begin, end, thread, aligned, c);
+      return step_share<Root::none>(operands, begin, end, thread, aligned, c, grad_factor);
     case Root::half:
-      return step_share<Root::half>(operands, begin, end, thread, aligned, c);
+      return step_share<Root::half>(operands, begin, end, thread, aligned, c, grad_factor);
     case Root::quarter:
-      return step_share<Root::quarter>(operands, begin, end, thread, aligned, c);
+      return step_share<Root::quarter>(operands, begin, end, thread, aligned, c, grad_factor);
     case Root::eighth:
-      return step_share<Root::eighth>(operands, begin, end, thread, aligned, c);
+      return step_share<Root::eighth>(operands, begin, end, thread, aligned, c, grad_factor);
     case Root::sixteenth:
-      return step_share<Root::sixteenth>(operands, begin, end, thread, aligned, c);
+      return step_share<Root::sixteenth>(operands, begin, end, thread, aligned, c, grad_factor);
     default:
-      return step_share<Root::general>(operands, begin, end, thread, aligned, c);
+      return step_share<Root::general>(operands, begin, end, thread, aligned, c, grad_factor);
   }
 }
 
@@ -184,15 +230,15 @@ PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chun
   const std::int64_t whole = address % 16 == 0 ? begin + in_blocks : begin;
   T sums[kWidth<T>] = {};
   for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
-    const Pack<Grad, kWidth<T>> pack = load<kWidth<T>>(grad + at);
+    const Pack<Grad, kWidth<T>> pack = load_pack<kWidth<T>>(grad + at);
 #pragma unroll
     for (int i = 0; i < kWidth<T>; ++i) {
-      const T g = static_cast<T>(widen(pack.items[i]));
+      const T g = load(pack.items[i]);
       sums[i] = multiply_add(g, g, sums[i]);
     }
   }
   for (std::int64_t at = whole + thread; at < end; at += kThreads) {
-    const T g = static_cast<T>(widen(load<1>(grad + at).items[0]));
+    const T g = load(load_pack<1>(grad + at).items[0]);
     sums[0] = multiply_add(g, g, sums[0]);
   }
   T sum = sums[0];
@@ -209,26 +255,8 @@ PADAM_INLINE void fold(T* shares, int thread, int stride) {
 }
 
 // Elements in a block of the launch for a table.
-inline std::int64_t block_of(DType param_dtype) {
-  return param_dtype == DType::float64 ? kBlock<double> : kBlock<float>;
-}
-
-// Calls launch.template run<Param, Grad, T>() with the types of a table.
-template <typename Launch>
-void with_types(const DeviceTable& table, Launch launch) {
-  const bool full_grad = table.grad_dtype == DType::float32;
-  switch (table.param_dtype) {
-    case DType::float32:
-      return launch.template run<float, float, float>();
-    case DType::float64:
-      return launch.template run<double, double, double>();
-    case DType::bfloat16:
-      return full_grad ? launch.template run<bfloat16, float, float>()
-                       : launch.template run<bfloat16, bfloat16, float>();
-    case DType::float16:
-      return full_grad ? launch.template run<float16, float, float>()
-                       : launch.template run<float16, float16, float>();
-  }
+inline std::int64_t block_of(DType compute) {
+  return compute == DType::float64 ? kBlock<double> : kBlock<float>;
 }
 
 }  // namespace padam

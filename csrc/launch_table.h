@@ -8,11 +8,22 @@
 
 namespace padam {
 
-// The order is that of grouping.py's PARAM_DTYPES.
-enum class DType : int { float32, float64, bfloat16, float16 };
+// The codes that Python uses. A slot that a table does not have is absent.
+enum class DType : int { absent = -1, float32, float64, bfloat16, float16, count };
 
-// Rows of the address matrix; order and names are those of launch_table.py's SLOTS.
+// Rows of the address matrix; order and names are those of slots.py's SLOTS.
 enum class Slot : int { param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, count };
+
+constexpr int kSlots = static_cast<int>(Slot::count);
+
+// How all tensors of one table are stored, slot by slot, and what their update is computed in:
+// float32 or float64. AMSGrad is the presence of max_exp_avg_sq.
+struct Signature {
+  DType slots[kSlots];
+  DType compute;
+
+  DType of(Slot slot) const { return slots[static_cast<int>(slot)]; }
+};
 
 // What the update of an element needs to know, the same for all elements of a param group at one
 // step count. Fields and their meaning are those of constants.py's Constants; the table has them in
@@ -32,21 +43,18 @@ struct Constants {
   T exponent;
   T exponent_high;
   T exponent_low;
-  T amsgrad;
   T root;
-  T grad_factor;
-  T skip;
 };
 
 struct LaunchTable {
   std::int64_t num_tensors;
-  const std::int64_t* addresses;  // [Slot::count][num_tensors], 0 where a slot is not used
+  const std::int64_t* addresses;  // [kSlots][num_tensors], 0 where a slot is absent
   const std::int64_t* numels;     // [num_tensors], in real numbers: a complex element counts twice
   const std::int64_t* rows;       // [num_tensors], index into constants
   std::int64_t num_rows;
   const Constants<double>* constants;  // [num_rows]
-  DType param_dtype;
-  DType grad_dtype;
+  double grad_factor;                  // what every gradient is multiplied by in this step
+  Signature signature;
 
   std::int64_t address(Slot slot, std::int64_t tensor) const {
     return addresses[static_cast<std::int64_t>(slot) * num_tensors + tensor];

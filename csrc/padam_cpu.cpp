@@ -5,6 +5,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "parallel.h"
+
 namespace padam {
 
 #define PADAM_DECLARE_LEVEL(level)                                                          \
@@ -108,7 +110,7 @@ void prefetch_begin(const LaunchTable& table, std::int64_t tensor) {
   constexpr std::int64_t kLine = 64;
   constexpr std::int64_t kBytes = 4 * kLine;
   const std::int64_t bytes = std::min<std::int64_t>(kBytes, table.numels[tensor] * sizeof(float));
-  for (int slot = 0; slot < static_cast<int>(Slot::count); ++slot) {
+  for (int slot = 0; slot < kSlots; ++slot) {
     const auto address =
         static_cast<std::uintptr_t>(table.address(static_cast<Slot>(slot), tensor));
     if (address == 0) continue;
@@ -123,8 +125,7 @@ std::vector<Row> make_rows(const LaunchTable& table) {
   rows.reserve(table.num_rows);
   for (std::int64_t i = 0; i < table.num_rows; ++i) {
     const Constants<double>& constants = table.constants[i];
-    rows.push_back({in_single(constants), constants, root_of(constants), decay_of(constants),
-                    constants.amsgrad != 0.0});
+    rows.push_back({rounded<float>(constants), constants, root_of(constants), decay_of(constants)});
   }
   return rows;
 }
@@ -148,15 +149,12 @@ void step_cpu(const LaunchTable& table, int num_threads, const std::string& simd
     });
   };
 
-  const std::int64_t length = line.length();
-  const std::int64_t pieces = std::min(num_threads * kPiecesPerThread, length / kSmallestPiece);
-  // Also the way through for a forked child, in which OpenMP's threads no longer exist and
-  // DataLoader has set the number of threads to one.
-  if (num_threads <= 1 || pieces <= 1) return run(0, length);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+  const std::int64_t pieces =
+      std::min(num_threads * kPiecesPerThread, line.length() / kSmallestPiece);
+  if (pieces <= 1) return run(0, line.length());
+  parallel_for(pieces, num_threads, 1, [&](std::int64_t piece) {
     run(line.point(piece, pieces), line.point(piece + 1, pieces));
-  }
+  });
 }
 
 double sum_of_squares_cpu(const LaunchTable& table, int num_threads,
@@ -166,18 +164,12 @@ double sum_of_squares_cpu(const LaunchTable& table, int num_threads,
   // Pieces of about one size, summed in order: the number of threads plays no part in the result.
   const std::int64_t pieces = line.length() / kSmallestPiece + 1;
   std::vector<double> sums(pieces, 0.0);
-  const auto run = [&](std::int64_t piece) {
+  parallel_for(pieces, num_threads, 4, [&](std::int64_t piece) {
     line.visit(line.point(piece, pieces), line.point(piece + 1, pieces),
                [&](std::int64_t tensor, std::int64_t begin, std::int64_t end) {
                  sums[piece] += sum_of_squares(table, tensor, begin, end);
                });
-  };
-  if (num_threads <= 1 || pieces == 1) {
-    for (std::int64_t piece = 0; piece < pieces; ++piece) run(piece);
-  } else {
-#pragma omp parallel for schedule(dynamic, 4) num_threads(num_threads)
-    for (std::int64_t piece = 0; piece < pieces; ++piece) run(piece);
-  }
+  });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 

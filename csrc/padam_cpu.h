@@ -16,7 +16,6 @@ struct Row {
   Constants<double> full;
   Root root;
   Decay decay;
-  bool amsgrad;
 };
 
 // Steps elements [begin, end) of one tensor of the table.
@@ -34,8 +33,8 @@ std::vector<std::string> available_simd_levels();
 // Throws std::invalid_argument for another, before anything is written.
 void step_cpu(const LaunchTable& table, int num_threads, const std::string& simd_level);
 
-// The sum of the squares of every gradient of the table, of which only addresses, numels and
-// grad_dtype are read. In double precision, and the same whatever the number of threads.
+// The sum of the squares of every gradient of the table, of which only addresses, numels and the
+// gradient's dtype are read. In double precision, and the same whatever the number of threads.
 double sum_of_squares_cpu(const LaunchTable& table, int num_threads, const std::string& simd_level);
 
 }  // namespace padam

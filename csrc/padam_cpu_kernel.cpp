@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "half_types.h"
+#include "codecs.h"
 #include "padam_cpu.h"
 #include "padam_math.h"
 
@@ -12,25 +12,30 @@ namespace padam {
 namespace PADAM_SIMD_LEVEL {
 namespace {
 
+// What a span is stepped on, in the dtype of the arithmetic.
 template <typename T>
-struct Moments {
+struct Operands {
+  T* param;
+  const T* grad;
   T* exp_avg;
   T* exp_avg_sq;
-  T* max_exp_avg_sq;
+  T* max_exp_avg_sq;  // null without AMSGrad
 };
 
 template <Root root, Decay decay, bool amsgrad, typename T>
-void update_loop(T* __restrict param, const T* __restrict grad, const Moments<T>& moments,
-                 std::int64_t numel, const Constants<T>& row_constants) {
+void update_loop(const Operands<T>& operands, std::int64_t numel, const Constants<T>& row_constants,
+                 T grad_factor) {
   const Constants<T> constants = row_constants;  // a local copy: no store below can alias it
-  T* __restrict m = moments.exp_avg;
-  T* __restrict v = moments.exp_avg_sq;
-  T* __restrict h = moments.max_exp_avg_sq;
+  T* __restrict param = operands.param;
+  const T* __restrict grad = operands.grad;
+  T* __restrict m = operands.exp_avg;
+  T* __restrict v = operands.exp_avg_sq;
+  T* __restrict h = operands.max_exp_avg_sq;
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
     T unused = T(0);
     const T d = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants,
-                               decay, amsgrad);
+                               grad_factor, decay, amsgrad);
     param[i] = update_param<root>(param[i], m[i], d, constants, decay);
   }
 }
@@ -44,14 +49,14 @@ constexpr std::int64_t kBlock = 128;
 template <Root root, Decay decay, bool amsgrad>
 bool moments_block(const float* __restrict param, const float* __restrict grad, float* __restrict m,
                    float* __restrict v, float* __restrict h, float* __restrict d,
-                   std::int64_t numel, const Constants<float>& row_constants) {
+                   std::int64_t numel, const Constants<float>& row_constants, float grad_factor) {
   const Constants<float> constants = row_constants;
   int num_wild = 0;
 #pragma omp simd reduction(+ : num_wild)
   for (std::int64_t i = 0; i < numel; ++i) {
     float unused = 0.0f;
-    d[i] = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants, decay,
-                          amsgrad);
+    d[i] = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants,
+                          grad_factor, decay, amsgrad);
     // Only the general root asks.
     if (root == Root::general) {
       num_wild += d[i] >= kSmallestTame && d[i] <= kLargestTame ? 0 : 1;
@@ -95,17 +100,18 @@ void param_block_by_powers(float* __restrict param, const float* __restrict m,
 }
 
 template <Root root, Decay decay, bool amsgrad>
-void blockwise_loop(float* params, const float* grads, const Moments<float>& moments,
-                    std::int64_t numel, const Constants<float>& constants) {
+void blockwise_loop(const Operands<float>& operands, std::int64_t numel,
+                    const Constants<float>& constants, float grad_factor) {
   float d[kBlock];
   float y[kBlock];
   for (std::int64_t at = 0; at < numel; at += kBlock) {
     const std::int64_t count = std::min(kBlock, numel - at);
-    float* param = params + at;
-    float* m = moments.exp_avg + at;
-    float* h = amsgrad ? moments.max_exp_avg_sq + at : nullptr;
-    const bool all_tame = moments_block<root, decay, amsgrad>(
-        param, grads + at, m, moments.exp_avg_sq + at, h, d, count, constants);
+    float* param = operands.param + at;
+    float* m = operands.exp_avg + at;
+    float* h = amsgrad ? operands.max_exp_avg_sq + at : nullptr;
+    const bool all_tame =
+        moments_block<root, decay, amsgrad>(param, operands.grad + at, m, operands.exp_avg_sq + at,
+                                            h, d, count, constants, grad_factor);
     if (root == Root::general && all_tame) {
       power_block(d, y, count, constants);
       param_block_by_powers<decay>(param, m, y, d, count, constants);
@@ -115,40 +121,40 @@ void blockwise_loop(float* params, const float* grads, const Moments<float>& mom
   }
 }
 
-// From the row's options to the loop compiled for them.
+// From the options of a row to the loop compiled for them.
 template <Root root, Decay decay, bool amsgrad, typename T, typename... Arguments>
-void update_root(Arguments... arguments) {
+void update_root(const Operands<T>& operands, Arguments... arguments) {
   constexpr bool long_chain = root == Root::general || root == Root::eighth;
   if constexpr (long_chain && std::is_same_v<T, float>) {
-    blockwise_loop<root, decay, amsgrad>(arguments...);
+    blockwise_loop<root, decay, amsgrad>(operands, arguments...);
   } else {
-    update_loop<root, decay, amsgrad, T>(arguments...);
+    update_loop<root, decay, amsgrad, T>(operands, arguments...);
   }
 }
 
 template <Root root, Decay decay, typename T, typename... Arguments>
-void update_amsgrad(const Row& row, Arguments... arguments) {
-  row.amsgrad ? update_root<root, decay, true, T>(arguments...)
-              : update_root<root, decay, false, T>(arguments...);
+void update_amsgrad(const Operands<T>& operands, Arguments... arguments) {
+  operands.max_exp_avg_sq != nullptr ? update_root<root, decay, true>(operands, arguments...)
+                                     : update_root<root, decay, false>(operands, arguments...);
 }
 
 template <Root root, typename T, typename... Arguments>
-void update_decay(const Row& row, Arguments... arguments) {
+void update_decay(const Row& row, const Operands<T>& operands, Arguments... arguments) {
   switch (row.decay) {
     case Decay::none:
-      return update_amsgrad<root, Decay::none, T>(row, arguments...);
+      return update_amsgrad<root, Decay::none>(operands, arguments...);
     case Decay::coupled:
-      return update_amsgrad<root, Decay::coupled, T>(row, arguments...);
+      return update_amsgrad<root, Decay::coupled>(operands, arguments...);
     case Decay::decoupled:
-      return update_amsgrad<root, Decay::decoupled, T>(row, arguments...);
+      return update_amsgrad<root, Decay::decoupled>(operands, arguments...);
   }
 }
 
 template <typename T>
-void update(const Row& row, const Constants<T>& constants, T* param, const T* grad,
-            const Moments<T>& moments, std::int64_t numel) {
+void update(const Row& row, const Constants<T>& constants, T grad_factor,
+            const Operands<T>& operands, std::int64_t numel) {
   const auto with_root = [&](auto root) {
-    update_decay<decltype(root)::value, T>(row, param, grad, moments, numel, constants);
+    update_decay<decltype(root)::value>(row, operands, numel, constants, grad_factor);
   };
   switch (row.root) {
     case Root::none:
@@ -168,63 +174,93 @@ void update(const Row& row, const Constants<T>& constants, T* param, const T* gr
 
 template <typename T>
 T* element(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_t index) {
-  const auto address = static_cast<std::uintptr_t>(table.address(slot, tensor));
-  return address == 0 ? nullptr : reinterpret_cast<T*>(address) + index;
+  return reinterpret_cast<T*>(static_cast<std::uintptr_t>(table.address(slot, tensor))) + index;
 }
 
-template <typename T>
-Moments<T> moments_of(const LaunchTable& table, std::int64_t tensor, std::int64_t index) {
-  return {element<T>(table, Slot::exp_avg, tensor, index),
-          element<T>(table, Slot::exp_avg_sq, tensor, index),
-          element<T>(table, Slot::max_exp_avg_sq, tensor, index)};
-}
-
-// Parameters and gradients of half types pass through float32 buffers that stay in the L1 cache,
-// so the update is compiled for float32 and float64 only.
+// What is stored otherwise than it is computed with passes through float32 buffers that stay in the
+// L1 cache. So the update is compiled for float32 and float64 only, whatever slots are stored as.
 constexpr std::int64_t kBuffer = 512;
 
-template <typename Half>
-void widen_block(const Half* __restrict from, float* __restrict to, std::int64_t numel) {
+template <typename Stored>
+float* load_block(const Stored* __restrict from, float* __restrict to, std::int64_t numel) {
 #pragma omp simd
-  for (std::int64_t i = 0; i < numel; ++i) to[i] = widen(from[i]);
+  for (std::int64_t i = 0; i < numel; ++i) to[i] = load(from[i]);
+  return to;
 }
 
-template <typename Half>
-void narrow_block(const float* __restrict from, Half* __restrict to, std::int64_t numel) {
+template <typename Stored>
+void store_block(const float* __restrict from, Stored* __restrict to, std::int64_t numel) {
 #pragma omp simd
-  for (std::int64_t i = 0; i < numel; ++i) to[i] = narrow(from[i], Half{});
+  for (std::int64_t i = 0; i < numel; ++i) store(from[i], to[i]);
 }
 
-template <typename Half>
-const float* float_block(const Half* from, float* buffer, std::int64_t numel) {
-  widen_block(from, buffer, numel);
-  return buffer;
-}
-
-inline const float* float_block(const float* from, float*, std::int64_t) { return from; }
-
-template <typename Param, typename Grad>
-void step_half(const LaunchTable& table, const Row& row, std::int64_t tensor, std::int64_t begin,
-               std::int64_t end) {
-  float param_buffer[kBuffer];
-  float grad_buffer[kBuffer];
-  for (std::int64_t at = begin; at < end; at += kBuffer) {
-    const std::int64_t numel = std::min(kBuffer, end - at);
-    Param* param = element<Param>(table, Slot::param, tensor, at);
-    widen_block(param, param_buffer, numel);
-    const float* grad =
-        float_block(element<Grad>(table, Slot::grad, tensor, at), grad_buffer, numel);
-    update(row, row.single, param_buffer, grad, moments_of<float>(table, tensor, at), numel);
-    narrow_block(param_buffer, param, numel);
+// Some elements of one slot as the update takes them: in place, or else in the buffer; null where
+// the slot is absent.
+float* loaded(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_t at,
+              std::int64_t numel, float* buffer) {
+  switch (table.signature.of(slot)) {
+    case DType::float32:
+      return element<float>(table, slot, tensor, at);
+    case DType::bfloat16:
+      return load_block(element<bfloat16>(table, slot, tensor, at), buffer, numel);
+    case DType::float16:
+      return load_block(element<float16>(table, slot, tensor, at), buffer, numel);
+    default:
+      return nullptr;
   }
 }
 
+// Writes back what `loaded` put into the buffer.
+void store_back(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_t at,
+                std::int64_t numel, const float* buffer) {
+  switch (table.signature.of(slot)) {
+    case DType::bfloat16:
+      return store_block(buffer, element<bfloat16>(table, slot, tensor, at), numel);
+    case DType::float16:
+      return store_block(buffer, element<float16>(table, slot, tensor, at), numel);
+    default:
+      return;
+  }
+}
+
+void step_in_blocks(const LaunchTable& table, const Row& row, std::int64_t tensor,
+                    std::int64_t begin, std::int64_t end) {
+  constexpr Slot kWritten[] = {Slot::param, Slot::exp_avg, Slot::exp_avg_sq, Slot::max_exp_avg_sq};
+  float buffers[kSlots][kBuffer];
+  for (std::int64_t at = begin; at < end; at += kBuffer) {
+    const std::int64_t numel = std::min(kBuffer, end - at);
+    const auto operand = [&](Slot slot) {
+      return loaded(table, slot, tensor, at, numel, buffers[static_cast<int>(slot)]);
+    };
+    update(row, row.single, static_cast<float>(table.grad_factor),
+           Operands<float>{operand(Slot::param), operand(Slot::grad), operand(Slot::exp_avg),
+                           operand(Slot::exp_avg_sq), operand(Slot::max_exp_avg_sq)},
+           numel);
+    for (const Slot slot : kWritten) {
+      store_back(table, slot, tensor, at, numel, buffers[static_cast<int>(slot)]);
+    }
+  }
+}
+
+// Every slot is stored as it is computed with.
 template <typename T>
-void step_full(const LaunchTable& table, const Row& row, const Constants<T>& constants,
-               std::int64_t tensor, std::int64_t begin, std::int64_t end) {
-  update(row, constants, element<T>(table, Slot::param, tensor, begin),
-         element<T>(table, Slot::grad, tensor, begin), moments_of<T>(table, tensor, begin),
-         end - begin);
+void step_in_place(const LaunchTable& table, const Row& row, const Constants<T>& constants,
+                   std::int64_t tensor, std::int64_t begin, std::int64_t end) {
+  const bool amsgrad = table.signature.of(Slot::max_exp_avg_sq) != DType::absent;
+  const Operands<T> operands = {
+      element<T>(table, Slot::param, tensor, begin),
+      element<T>(table, Slot::grad, tensor, begin),
+      element<T>(table, Slot::exp_avg, tensor, begin),
+      element<T>(table, Slot::exp_avg_sq, tensor, begin),
+      amsgrad ? element<T>(table, Slot::max_exp_avg_sq, tensor, begin) : nullptr,
+  };
+  update(row, constants, static_cast<T>(table.grad_factor), operands, end - begin);
+}
+
+bool is_in_place(const Signature& signature) {
+  return std::all_of(signature.slots, signature.slots + kSlots, [&](DType dtype) {
+    return dtype == signature.compute || dtype == DType::absent;
+  });
 }
 
 // Four places of the gradient are read in turns: one after the other alone does not keep the memory
@@ -261,7 +297,7 @@ double sum_of_squares_half(const Half* grad, std::int64_t numel) {
   double sum = 0.0;
   for (std::int64_t at = 0; at < numel; at += kBuffer) {
     const std::int64_t count = std::min(kBuffer, numel - at);
-    sum += sum_of_squares_loop(float_block(grad + at, buffer, count), count);
+    sum += sum_of_squares_loop(load_block(grad + at, buffer, count), count);
   }
   return sum;
 }
@@ -270,33 +306,27 @@ double sum_of_squares_half(const Half* grad, std::int64_t numel) {
 
 double sum_of_squares_span(const LaunchTable& table, std::int64_t tensor, std::int64_t begin,
                            std::int64_t end) {
-  switch (table.grad_dtype) {
-    case DType::float32:
-      return sum_of_squares_loop(element<float>(table, Slot::grad, tensor, begin), end - begin);
+  const std::int64_t numel = end - begin;
+  switch (table.signature.of(Slot::grad)) {
     case DType::float64:
-      return sum_of_squares_loop(element<double>(table, Slot::grad, tensor, begin), end - begin);
+      return sum_of_squares_loop(element<double>(table, Slot::grad, tensor, begin), numel);
     case DType::bfloat16:
-      return sum_of_squares_half(element<bfloat16>(table, Slot::grad, tensor, begin), end - begin);
+      return sum_of_squares_half(element<bfloat16>(table, Slot::grad, tensor, begin), numel);
     case DType::float16:
-      return sum_of_squares_half(element<float16>(table, Slot::grad, tensor, begin), end - begin);
+      return sum_of_squares_half(element<float16>(table, Slot::grad, tensor, begin), numel);
+    default:
+      return sum_of_squares_loop(element<float>(table, Slot::grad, tensor, begin), numel);
   }
-  return 0.0;
 }
 
 void step_span(const LaunchTable& table, const Row& row, std::int64_t tensor, std::int64_t begin,
                std::int64_t end) {
-  const bool full_grad = table.grad_dtype == DType::float32;
-  switch (table.param_dtype) {
-    case DType::float32:
-      return step_full(table, row, row.single, tensor, begin, end);
-    case DType::float64:
-      return step_full(table, row, row.full, tensor, begin, end);
-    case DType::bfloat16:
-      return full_grad ? step_half<bfloat16, float>(table, row, tensor, begin, end)
-                       : step_half<bfloat16, bfloat16>(table, row, tensor, begin, end);
-    case DType::float16:
-      return full_grad ? step_half<float16, float>(table, row, tensor, begin, end)
-                       : step_half<float16, float16>(table, row, tensor, begin, end);
+  if (table.signature.compute == DType::float64) {
+    step_in_place(table, row, row.full, tensor, begin, end);
+  } else if (is_in_place(table.signature)) {
+    step_in_place(table, row, row.single, tensor, begin, end);
+  } else {
+    step_in_blocks(table, row, tensor, begin, end);
   }
 }
 

@@ -1,9 +1,10 @@
-// The CUDA kernel and its launch. The code of a thread is in device_table.h.
+// The CUDA kernels and their launches. The code of a thread is in device_table.h and prepare.h.
 #include <cuda_runtime.h>
 
 #include <limits>
 #include <stdexcept>
 
+#include "compiled_signatures.h"
 #include "padam_cuda.h"
 
 namespace padam {
@@ -14,23 +15,37 @@ namespace {
 template <typename T>
 constexpr int kResident = sizeof(T) == 8 ? 2 : 3;
 
-template <typename Param, typename Grad, typename T>
-__global__ __launch_bounds__(kThreads,
-                             kResident<T>) void multi_tensor_padam(const DeviceTable table) {
-  step_thread<Param, Grad, T>(table, blockIdx.x, static_cast<int>(threadIdx.x));
+template <typename Types>
+__global__ __launch_bounds__(kThreads, kResident<typename Types::T>) void multi_tensor_padam(
+    const DeviceTable table) {
+  step_thread<Types>(table, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 
-// The squares of every chunk's gradient, summed, always in the same order.
-template <typename Grad, typename T>
-__global__ __launch_bounds__(kThreads) void multi_tensor_sum_of_squares(const DeviceTable table) {
-  __shared__ T shares[kThreads];
-  const int thread = static_cast<int>(threadIdx.x);
-  shares[thread] = sum_of_squares_thread<Grad, T>(table, blockIdx.x, thread);
+// Adds up the shares of all threads of a block, always in the same order, in shares[0].
+template <typename T>
+__device__ void sum_block(T* shares, T share, int thread) {
+  shares[thread] = share;
   for (int stride = kThreads / 2; stride > 0; stride /= 2) {
     __syncthreads();
     fold(shares, thread, stride);
   }
-  if (thread == 0) static_cast<T*>(table.partial_sums)[blockIdx.x] = shares[0];
+}
+
+template <typename Grad, typename T>
+__global__ __launch_bounds__(kThreads) void multi_tensor_sum_of_squares(const DeviceTable table) {
+  __shared__ T shares[kThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  sum_block(shares, sum_of_squares_thread<Grad, T>(table, blockIdx.x, thread), thread);
+  if (thread == 0) table.partial_sums[blockIdx.x] = shares[0];
+}
+
+__global__ __launch_bounds__(kThreads) void prepare_step(const DeviceTable table,
+                                                         const PrepareInputs inputs) {
+  __shared__ double shares[kThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  sum_block(shares, sum_of_sums_thread(inputs, thread), thread);
+  __syncthreads();
+  prepare_thread(table, inputs, shares[0], blockIdx.x, gridDim.x, thread);
 }
 
 std::string described(cudaError_t error) {
@@ -78,66 +93,69 @@ class DeviceGuard {
   int before_ = 0;
 };
 
-class Launch {
+// Where launches for one table go.
+class Stream {
  public:
-  Launch(const DeviceTable& table, const Checked& checked, std::uintptr_t stream)
-      : table_(table), checked_(checked), stream_(reinterpret_cast<cudaStream_t>(stream)) {}
+  Stream(const DeviceTable& table, int device, std::uintptr_t stream)
+      : checked_(table, device),
+        guard_(device, checked_),
+        stream_(reinterpret_cast<cudaStream_t>(stream)) {}
 
- protected:
-  using Kernel = void (*)(DeviceTable);
-
-  void launch(Kernel kernel, const char* doing) const {
-    DeviceTable argument = table_;
-    void* arguments[] = {&argument};
-    const dim3 blocks(static_cast<unsigned>(table_.num_chunks));
-    checked_(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), blocks, dim3(kThreads),
-                              arguments, 0, stream_),
-             doing);
+  template <typename... Arguments>
+  void launch(void (*kernel)(Arguments...), std::int64_t blocks, const char* doing,
+              Arguments... arguments) const {
+    if (blocks > std::numeric_limits<int>::max()) {
+      throw std::runtime_error("a step of " + std::to_string(blocks) +
+                               " chunks is more than one launch can take");
+    }
+    void* addresses[] = {&arguments...};
+    checked_(
+        cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
+                         dim3(kThreads), addresses, 0, stream_),
+        doing);
   }
 
  private:
-  const DeviceTable& table_;
-  const Checked& checked_;
+  Checked checked_;
+  DeviceGuard guard_;
   cudaStream_t stream_;
 };
 
-struct LaunchStep : Launch {
-  using Launch::Launch;
+struct LaunchStep {
+  const DeviceTable& table;
+  const Stream& stream;
 
-  template <typename Param, typename Grad, typename T>
-  void run() const {
-    launch(&multi_tensor_padam<Param, Grad, T>, "to launch the step");
+  template <typename Types>
+  void operator()(Types) const {
+    stream.launch(&multi_tensor_padam<Types>, table.num_chunks, "to launch the step", table);
   }
 };
 
-struct LaunchSum : Launch {
-  using Launch::Launch;
+struct LaunchSum {
+  const DeviceTable& table;
+  const Stream& stream;
 
-  template <typename Param, typename Grad, typename T>
-  void run() const {
-    launch(&multi_tensor_sum_of_squares<Grad, T>, "to launch the norm");
+  template <typename Types>
+  void operator()(Types) const {
+    stream.launch(&multi_tensor_sum_of_squares<typename Types::Grad, typename Types::T>,
+                  table.num_chunks, "to launch the norm", table);
   }
 };
-
-template <typename What>
-void launch_on(const DeviceTable& table, int device, std::uintptr_t stream) {
-  if (table.num_chunks > std::numeric_limits<int>::max()) {
-    throw std::runtime_error("a step of " + std::to_string(table.num_chunks) +
-                             " chunks is more than one launch can take");
-  }
-  const Checked checked(table, device);
-  const DeviceGuard guard(device, checked);
-  with_types(table, What(table, checked, stream));
-}
 
 }  // namespace
 
 void step_cuda(const DeviceTable& table, int device, std::uintptr_t stream) {
-  launch_on<LaunchStep>(table, device, stream);
+  with_types(table.signature, LaunchStep{table, Stream(table, device, stream)});
 }
 
 void sum_of_squares_cuda(const DeviceTable& table, int device, std::uintptr_t stream) {
-  launch_on<LaunchSum>(table, device, stream);
+  with_types(table.signature, LaunchSum{table, Stream(table, device, stream)});
+}
+
+void prepare_cuda(const DeviceTable& table, const PrepareInputs& inputs, int device,
+                  std::uintptr_t stream) {
+  Stream(table, device, stream)
+      .launch(&prepare_step, num_prepare_blocks(table), "to launch the preparation", table, inputs);
 }
 
 }  // namespace padam

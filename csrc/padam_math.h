@@ -28,15 +28,17 @@ enum class Root : int { none, half, quarter, eighth, sixteenth, general, count }
 
 enum class Decay : int { none, coupled, decoupled };
 
-PADAM_INLINE Constants<float> in_single(const Constants<double>& constants) {
+// A row of the table, rounded to the type that is computed with.
+template <typename T>
+PADAM_INLINE Constants<T> rounded(const Constants<double>& constants) {
   constexpr int kFields = sizeof(Constants<double>) / sizeof(double);
   double all[kFields];
-  float rounded[kFields];
+  T each[kFields];
   memcpy(all, &constants, sizeof all);
-  for (int i = 0; i < kFields; ++i) rounded[i] = static_cast<float>(all[i]);
-  Constants<float> single;
-  memcpy(&single, rounded, sizeof single);
-  return single;
+  for (int i = 0; i < kFields; ++i) each[i] = static_cast<T>(all[i]);
+  Constants<T> result;
+  memcpy(&result, each, sizeof result);
+  return result;
 }
 
 template <typename T>
@@ -199,9 +201,9 @@ PADAM_INLINE double times_one_minus_beta2(double g, const Constants<double>& c) 
 // First half of the update of one element: moves the moments and returns d, the denominator
 // before the power. `h` is not touched without amsgrad.
 template <typename T>
-PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c, Decay decay,
-                              bool amsgrad) {
-  g = g * c.grad_factor;
+PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c, T grad_factor,
+                              Decay decay, bool amsgrad) {
+  g = g * grad_factor;
   if (decay == Decay::coupled) g = rounded_once(c.coupled_decay, x, g);
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
   v = rounded_once(times_one_minus_beta2(g, c), g, c.beta2 * v);
@@ -214,10 +216,20 @@ PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c,
   return multiply_add(square_root(second_moment), c.inverse_correction, c.eps);
 }
 
+PADAM_INLINE bool is_infinite(float value) { return fabsf(value) == HUGE_VALF; }
+PADAM_INLINE bool is_infinite(double value) { return fabs(value) == HUGE_VAL; }
+
+// x less its decoupled decay. An infinite x stays: the sum would be infinity minus infinity.
+template <typename T>
+PADAM_INLINE T decayed(T x, const Constants<T>& c) {
+  const T less = multiply_add(-c.decoupled_decay, x, x);
+  return is_infinite(x) ? x : less;
+}
+
 // Moves a parameter by its adapted step.
 template <typename T>
 PADAM_INLINE T moved(T x, T step, const Constants<T>& c, Decay decay) {
-  const T kept = decay == Decay::decoupled ? multiply_add(-c.decoupled_decay, x, x) : x;
+  const T kept = decay == Decay::decoupled ? decayed(x, c) : x;
   return multiply_add(-c.step_size, step, kept);
 }
 

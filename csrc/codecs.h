@@ -1,12 +1,21 @@
-// float32 from and to bfloat16 and float16, by integer arithmetic that compilers vectorize.
-// Rounds to nearest even, keeps denormals, infinities and NaN.
+// How elements are stored: `load` gives what the update computes with, `store` rounds it to nearest
+// even. Half types are float32 in arithmetic; float32 and float64 are stored as they are.
+//
+// By integer arithmetic that compilers vectorize; denormals, infinities and NaN are kept.
 #pragma once
 
 #include <cstdint>
 
+#include "launch_table.h"
 #include "padam_math.h"
 
 namespace padam {
+
+// Whether there is a codec between two dtypes.
+constexpr bool has_codec(DType stored, DType compute) {
+  const bool half = stored == DType::bfloat16 || stored == DType::float16;
+  return stored == compute || (half && compute == DType::float32);
+}
 
 struct bfloat16 {
   std::uint16_t bits;
@@ -16,19 +25,19 @@ struct float16 {
   std::uint16_t bits;
 };
 
-PADAM_INLINE float widen(bfloat16 value) {
+PADAM_INLINE float load(bfloat16 value) {
   return float_of(static_cast<std::int32_t>(static_cast<std::uint32_t>(value.bits) << 16));
 }
 
-PADAM_INLINE bfloat16 narrow(float value, bfloat16) {
+PADAM_INLINE void store(float value, bfloat16& to) {
   const std::uint32_t bits = static_cast<std::uint32_t>(bits_of(value));
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  return {static_cast<std::uint16_t>(is_nan ? quiet_nan : rounded)};
+  to.bits = static_cast<std::uint16_t>(is_nan ? quiet_nan : rounded);
 }
 
-PADAM_INLINE float widen(float16 value) {
+PADAM_INLINE float load(float16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu;
   const std::uint32_t normal = (magnitude << 13) + (112u << 23);
@@ -41,7 +50,7 @@ PADAM_INLINE float widen(float16 value) {
   return float_of(static_cast<std::int32_t>(bits | sign));
 }
 
-PADAM_INLINE float16 narrow(float value, float16) {
+PADAM_INLINE void store(float value, float16& to) {
   const std::uint32_t all = static_cast<std::uint32_t>(bits_of(value));
   const std::uint32_t sign = (all >> 16) & 0x8000u;
   const std::int32_t magnitude = static_cast<std::int32_t>(all & 0x7fffffffu);
@@ -53,13 +62,12 @@ PADAM_INLINE float16 narrow(float value, float16) {
   const std::int32_t bits = magnitude >= (143 << 23)  // 2^16
                                 ? special
                                 : (magnitude < (113 << 23) ? denormal : normal);
-  return {static_cast<std::uint16_t>(static_cast<std::uint32_t>(bits) | sign)};
+  to.bits = static_cast<std::uint16_t>(static_cast<std::uint32_t>(bits) | sign);
 }
 
-// For code that takes any type.
-PADAM_INLINE float widen(float value) { return value; }
-PADAM_INLINE double widen(double value) { return value; }
-PADAM_INLINE float narrow(float value, float) { return value; }
-PADAM_INLINE double narrow(double value, double) { return value; }
+PADAM_INLINE float load(float value) { return value; }
+PADAM_INLINE double load(double value) { return value; }
+PADAM_INLINE void store(float value, float& to) { to = value; }
+PADAM_INLINE void store(double value, double& to) { to = value; }
 
 }  // namespace padam
