@@ -1,6 +1,4 @@
-"""How values are read from a slot and written to it: in memory in its storage dtype, in a kernel
-in the dtype of the arithmetic.
-"""
+"""How a slot is read and written: its storage dtype in memory, the arithmetic's in a kernel."""
 
 import triton
 import triton.language as tl

@@ -191,9 +191,7 @@ def value_of(words, mask):
     address = tl.load(words + 1, mask=mask, other=0)
     double = tl.load(words + 2, mask=mask, other=0) != 0
     on_device = mask & (address != 0)
-    as_double = tl.load(
-        address.to(tl.pointer_type(tl.float64)), mask=on_device & double, other=0.0
-    )
+    as_double = tl.load(address.to(tl.pointer_type(tl.float64)), mask=on_device & double, other=0.0)
     as_single = tl.load(
         address.to(tl.pointer_type(tl.float32)), mask=on_device & ~double, other=0.0
     )
