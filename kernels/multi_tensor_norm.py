@@ -45,7 +45,8 @@ def variant(grad_dtype: torch.dtype, compute_dtype: torch.dtype) -> dict[str, An
     return {"GRAD": triton_dtype(grad_dtype), **chunk_constants(compute_dtype)}
 
 
-@triton.jit(do_not_specialize=["num_tensors", "blocks_per_chunk"])
+# `partial_sums` may be a part of a tensor, that begins anywhere.
+@triton.jit(do_not_specialize=["partial_sums", "num_tensors", "blocks_per_chunk"])
 def multi_tensor_sum_of_squares(
     addresses,
     numels,

@@ -61,6 +61,9 @@ def check_step(signature, root, target):
     check_arithmetic(loop, compute)
     assert accesses(loop, "load|ld") == sorted(sizes)
     assert accesses(loop, "store|st") == sorted(sizes[:1] + sizes[2:])
+    if compiled.machine_code:
+        stored = {dtype for dtype in (signature.dtypes[0], *signature.dtypes[2:]) if dtype}
+        assert roundings(loop) == {NARROW[dtype] for dtype in stored & NARROW.keys()}
 
 
 @each_target
@@ -99,6 +102,16 @@ def check_arithmetic(loop, compute):
     """Doubles, which are slow, for float64 only."""
     with_doubles = bool(re.search("[._]f64", "\n".join(loop)))
     assert with_doubles == (compute == torch.float64)
+
+
+# PTX that rounds a float to nearest even.
+NARROW = {torch.bfloat16: "cvt.rn.bf16", torch.float16: "cvt.rn.f16"}
+
+
+def roundings(loop):
+    """Conversions from float to a half type in lines of PTX."""
+    found = (re.search(r"\b(cvt\.\w+\.b?f16)(?:x2)?\.f32", line) for line in loop)
+    return {match[1] for match in found if match}
 
 
 def accesses(loop, kinds):
