@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,9 +21,8 @@ from triton.compiler import ASTSource
 
 from benchmarks.machine_code import instructions, loops, nvidia_tool, write_table
 from padam_ext.constants import ROOTS
-from padam_ext.kernels.chunks import OPTIONS, PROGRAM_THREADS, block_of, triton_dtype
-from padam_ext.kernels.multi_tensor_norm import multi_tensor_sum_of_squares
-from padam_ext.kernels.multi_tensor_padam import multi_tensor_padam
+from padam_ext.kernels import multi_tensor_norm, multi_tensor_padam, prepare_step
+from padam_ext.kernels.chunks import OPTIONS, PROGRAM_THREADS
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -32,17 +31,37 @@ TARGETS = {
     "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+
+
+class Signature(NamedTuple):
+    """What a kernel is compiled for."""
+
+    dtypes: tuple[torch.dtype | None, ...]  # in memory, of each slot
+    compute_dtype: torch.dtype  # of the arithmetic
+
+    def without_amsgrad(self) -> Signature:
+        """The same but for the last slot, which there is not."""
+        return self._replace(dtypes=(*self.dtypes[:-1], None))
+
+
+def _signature(param: torch.dtype, grad: torch.dtype, compute: torch.dtype) -> Signature:
+    return Signature((param, grad, compute, compute, compute), compute)
+
+
 _HALF_TYPES = (torch.bfloat16, torch.float16)
-# Of parameters, gradients, moments.
-DTYPES = [
-    (torch.float32, torch.float32, torch.float32),
-    (torch.float64, torch.float64, torch.float64),
-    *((half, half, torch.float32) for half in _HALF_TYPES),
-    *((half, torch.float32, torch.float32) for half in _HALF_TYPES),
+SIGNATURES = [
+    _signature(torch.float32, torch.float32, torch.float32),
+    _signature(torch.float64, torch.float64, torch.float64),
+    *(_signature(half, half, torch.float32) for half in _HALF_TYPES),
+    *(_signature(half, torch.float32, torch.float32) for half in _HALF_TYPES),
 ]
-# The root "none" is a case of the general one here.
-VARIANTS = [(dtypes, root) for dtypes in DTYPES for root in range(1, len(ROOTS))]
-GRAD_DTYPES = list(dict.fromkeys(dtypes[1] for dtypes in DTYPES))  # variants of the norm
+# The root "none" is a case of the general one here. Without amsgrad the arithmetic is the same but
+# for a maximum: a few variants stand for all.
+VARIANTS = [(signature, root) for signature in SIGNATURES for root in range(1, len(ROOTS))] + [
+    (signature.without_amsgrad(), ROOTS.index("eighth")) for signature in SIGNATURES[:3]
+]
+# Those of the norm, by the gradient's dtype.
+NORM_SIGNATURES = list({signature.dtypes[1]: signature for signature in SIGNATURES}.values())
 
 
 @dataclass
@@ -50,50 +69,64 @@ class Compiled:
     """A variant of a kernel compiled for a target."""
 
     assembly: str  # PTX, or AMD's
+    machine_code: str  # NVIDIA's; AMD's is its assembly
     registers: int
     local_bytes: int  # of a thread's local memory: spills and arrays
-    instructions: float | None  # per element, on the path of whole blocks; None if not counted
 
 
-def compile_step(dtypes: tuple[torch.dtype, ...], root: int, target: GPUTarget) -> Compiled:
+def compile_step(signature: Signature, root: int, target: GPUTarget) -> Compiled:
     """Compiles a variant of the step."""
-    names = dict(zip(("PARAM", "GRAD", "MOMENT"), dtypes, strict=True))
-    return _compile(multi_tensor_padam, names, {"ROOT": root}, target)
+    constants = multi_tensor_padam.variant(*signature, root)
+    return _compile(multi_tensor_padam.multi_tensor_padam, {}, constants, target)
 
 
-def compile_norm(grad: torch.dtype, target: GPUTarget) -> Compiled:
-    """Compiles the norm of gradients of a dtype."""
-    moment = torch.float64 if grad == torch.float64 else torch.float32
-    return _compile(multi_tensor_sum_of_squares, {"GRAD": grad, "MOMENT": moment}, {}, target)
+def compile_norm(signature: Signature, target: GPUTarget) -> Compiled:
+    """Compiles the norm of gradients."""
+    constants = multi_tensor_norm.variant(signature.dtypes[1], signature.compute_dtype)
+    return _compile(multi_tensor_norm.multi_tensor_sum_of_squares, {}, constants, target)
+
+
+def compile_prepare(target: GPUTarget) -> Compiled:
+    """Compiles what precedes the step, as a GradScaler and torch's norm have it."""
+    pointers = dict.fromkeys(("grad_scale", "found_inf", "norm"), "*fp32")
+    return _compile(prepare_step.prepare_step, pointers, prepare_step.BLOCKS, target)
+
+
+# Of every kernel; what else is not a number is a pointer to int64.
+_DOUBLES = ("constants", "control", "partial_sums", "sums", "limits", "prepared_control")
+_NUMBER = re.compile("num_|has_|blocks_per_chunk")
 
 
 def _compile(
-    kernel: Any, dtypes: dict[str, torch.dtype], options: dict[str, int], target: GPUTarget
+    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], target: GPUTarget
 ) -> Compiled:
-    """Compiles a kernel as its `launch` would, with every pointer at a multiple of 16 bytes."""
-    moment = dtypes["MOMENT"]
-    constexprs = {name: triton_dtype(dtype) for name, dtype in dtypes.items()} | options
-    constexprs |= {"BLOCK": block_of(moment), "NUM_THREADS": PROGRAM_THREADS}
-    pointers = kernel.arg_names[: kernel.arg_names.index("num_tensors")]
-    to_moments = "*fp64" if moment == torch.float64 else "*fp32"
-    signature = {
-        name: to_moments if name in ("constants", "partial_sums") else "*i64" for name in pointers
-    }
-    signature |= {"num_tensors": "i32", "blocks_per_chunk": "i32"}
-    signature |= dict.fromkeys(constexprs, "constexpr")
-    source = ASTSource(
-        kernel,
-        signature,
-        constexprs,
-        {(index,): [["tt.divisibility", 16]] for index in range(len(pointers))},
-    )
+    """Compiles a kernel as its `launch` would, with pointers at multiples of 16 bytes.
+
+    Args:
+        kernel: one of ours.
+        pointers: types of those that do not always have the same.
+        constants: of the variant.
+        target: for what.
+    """
+    signature = dict.fromkeys(kernel.arg_names, "*i64") | dict.fromkeys(constants, "constexpr")
+    aligned = {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            continue
+        if _NUMBER.match(name):
+            signature[name] = "i32"
+        elif name in _DOUBLES:
+            signature[name] = "*fp64"
+        if not _NUMBER.match(name) and not kernel.params[index].do_not_specialize:
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature | pointers, constants, aligned)
     num_warps = PROGRAM_THREADS // target.warp_size
     compiled = triton.compile(source, target=target, options={"num_warps": num_warps, **OPTIONS})
     if target.backend == "hip":
         assembly = compiled.asm["amdgcn"]
         return Compiled(
-            assembly, _field(assembly, ".vgpr_count"),
-            _field(assembly, ".private_segment_fixed_size"), None,
+            assembly, "", _field(assembly, ".vgpr_count"),
+            _field(assembly, ".private_segment_fixed_size"),
         )  # fmt: skip
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -101,32 +134,30 @@ def _compile(
         usage = nvidia_tool("cuobjdump", "-res-usage", cubin.name)
         machine_code = nvidia_tool("nvdisasm", "-c", cubin.name)
     stack, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("STACK", "LOCAL"))
-    ptx = compiled.asm["ptx"]
-    return Compiled(
-        ptx,
-        int(re.search(r"REG:(\d+)", usage)[1]),
-        stack + local,
-        _instructions_per_element(ptx, machine_code, 16 // moment.itemsize),
-    )
+    registers = int(re.search(r"REG:(\d+)", usage)[1])
+    return Compiled(compiled.asm["ptx"], machine_code, registers, stack + local)
 
 
-def _instructions_per_element(ptx: str, machine_code: str, elements: int) -> float:
-    """On the path of whole blocks, where a thread takes so many elements at a time."""
-    loop = loops(machine_code)[0]
+def instructions_per_element(compiled: Compiled, compute_dtype: torch.dtype) -> float | None:
+    """Instructions on the path of whole blocks; None if they cannot be counted."""
+    if not compiled.machine_code:
+        return None
+    loop = loops(compiled.machine_code)[0]
     # The assembler may have unrolled it.
-    loads_at_a_time = "\n".join(loops(ptx)[0]).count("ld.global")
+    loads_at_a_time = "\n".join(loops(compiled.assembly)[0]).count("ld.global")
     times = "\n".join(loop).count("LDG") / loads_at_a_time
-    return instructions(loop) / (times * elements)
+    return instructions(loop) / (times * (16 // compute_dtype.itemsize))
 
 
 def _field(assembly: str, name: str) -> int:
     return int(re.search(rf"{re.escape(name)}:\s+(\d+)", assembly)[1])
 
 
-def describe(dtypes: tuple[torch.dtype, ...]) -> str:
-    """Parameter's dtype, and the gradient's where it is another."""
-    param, grad = map(_name, dtypes[:2])
-    return param if param == grad else f"{param}, gradient {grad}"
+def describe(signature: Signature) -> str:
+    """Parameter's dtype, the gradient's where it is another, and whether amsgrad is off."""
+    param, grad = map(_name, signature.dtypes[:2])
+    dtypes = param if param == grad else f"{param}, gradient {grad}"
+    return dtypes if signature.dtypes[-1] else f"{dtypes}, no amsgrad"
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -145,19 +176,23 @@ def table(console: Console) -> list[str]:
         f"|---|---|{'---:|' * len(TARGETS)}",
     ]
     powers = {"half": "1/2", "quarter": "1/4", "eighth": "1/8", "sixteenth": "1/16"}
-    for dtypes, root in track(VARIANTS, "compiling", console=console):
-        cells = [_cell(compile_step(dtypes, root, target)) for target in TARGETS.values()]
+    for signature, root in track(VARIANTS, "compiling", console=console):
+        cells = [
+            _cell(compile_step(signature, root, target), signature) for target in TARGETS.values()
+        ]
         power = powers.get(ROOTS[root], "any")
-        lines.append(f"| {describe(dtypes)} | {power} | {' | '.join(cells)} |")
-    for grad in GRAD_DTYPES:
-        cells = [_cell(compile_norm(grad, target)) for target in TARGETS.values()]
-        lines.append(f"| norm, gradient {_name(grad)} | | {' | '.join(cells)} |")
+        lines.append(f"| {describe(signature)} | {power} | {' | '.join(cells)} |")
+    for signature in NORM_SIGNATURES:
+        cells = [_cell(compile_norm(signature, target), signature) for target in TARGETS.values()]
+        lines.append(f"| norm, gradient {_name(signature.dtypes[1])} | | {' | '.join(cells)} |")
+    cells = [str(compile_prepare(target).registers) for target in TARGETS.values()]
+    lines.append(f"| prepare | | {' | '.join(cells)} |")
     return lines
 
 
-def _cell(compiled: Compiled) -> str:
-    count = "" if compiled.instructions is None else f" / {compiled.instructions:.0f}"
-    return f"{compiled.registers}{count}"
+def _cell(compiled: Compiled, signature: Signature) -> str:
+    count = instructions_per_element(compiled, signature.compute_dtype)
+    return f"{compiled.registers}" + ("" if count is None else f" / {count:.0f}")
 
 
 if __name__ == "__main__":

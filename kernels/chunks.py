@@ -17,9 +17,9 @@ OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
 PROGRAM_THREADS = 256
 
 
-def block_of(moment_dtype: torch.dtype) -> int:
-    """Elements that a program takes at a time: 16 bytes of each moment for every thread."""
-    return PROGRAM_THREADS * 16 // moment_dtype.itemsize
+def block_of(compute_dtype: torch.dtype) -> int:
+    """Elements that a program takes at a time: 16 bytes of the arithmetic for every thread."""
+    return PROGRAM_THREADS * 16 // compute_dtype.itemsize
 
 
 def triton_dtype(dtype: torch.dtype) -> tl.dtype:
@@ -27,15 +27,18 @@ def triton_dtype(dtype: torch.dtype) -> tl.dtype:
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 
-def launch_options(table: Any, moment_dtype: torch.dtype) -> dict[str, Any]:
-    """What every launch over a table has: constants of the kernels, and the compiler's options."""
+def chunk_constants(compute_dtype: torch.dtype) -> dict[str, Any]:
+    """Constants of every kernel whose programs take a chunk each."""
     return {
-        "MOMENT": triton_dtype(moment_dtype),
-        "BLOCK": block_of(moment_dtype),
+        "COMPUTE": triton_dtype(compute_dtype),
+        "BLOCK": block_of(compute_dtype),
         "NUM_THREADS": PROGRAM_THREADS,
-        "num_warps": _warps(table.addresses.device),
-        **OPTIONS,
     }
+
+
+def compiler_options(device: torch.device) -> dict[str, Any]:
+    """The compiler's options for a launch on a device."""
+    return {"num_warps": _warps(device), **OPTIONS}
 
 
 @cache

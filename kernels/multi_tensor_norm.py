@@ -1,7 +1,7 @@
 """The sum of the squares of a whole list of gradients: one launch, one program for each chunk.
 
-Each chunk's sum is stored by itself; whoever adds them up does so in one order, so that the norm
-is the same from run to run.
+Each chunk's sum is stored by itself, as float64. The sums are added up in one order
+(prepare_step.py), so that the norm is the same from run to run.
 """
 
 from typing import Any
@@ -11,19 +11,21 @@ import triton
 import triton.language as tl
 
 from padam_ext.kernels.chunks import (
-    launch_options,
+    chunk_constants,
+    compiler_options,
     locate_chunk,
     triton_dtype,
     whole_blocks_end,
 )
+from padam_ext.kernels.codecs import load, store
 
 
-def launch(table: Any, grad_dtype: torch.dtype) -> None:
+def launch(table: Any, signature: Any) -> None:
     """Sums into a table's partial_sums, on the current device and stream.
 
     Args:
-        table: a device_table.py's DeviceTable, made for blocks of `block_of`.
-        grad_dtype: dtype of the gradients.
+        table: a DeviceTable, made for blocks of `block_of`.
+        signature: the table's; of its dtypes, the gradient's counts.
     """
     multi_tensor_sum_of_squares[(table.num_chunks,)](
         table.addresses,
@@ -33,12 +35,18 @@ def launch(table: Any, grad_dtype: torch.dtype) -> None:
         table.partial_sums,
         len(table.numels),
         table.blocks_per_chunk,
-        GRAD=triton_dtype(grad_dtype),
-        **launch_options(table, table.partial_sums.dtype),
+        **variant(signature.dtypes[1], signature.compute_dtype),
+        **compiler_options(table.addresses.device),
     )
 
 
-@triton.jit(do_not_specialize=["num_tensors", "blocks_per_chunk"])
+def variant(grad_dtype: torch.dtype, compute_dtype: torch.dtype) -> dict[str, Any]:
+    """Constants of the kernel's variant for gradients of a dtype."""
+    return {"GRAD": triton_dtype(grad_dtype), **chunk_constants(compute_dtype)}
+
+
+# `partial_sums` may be a part of a tensor, that begins anywhere.
+@triton.jit(do_not_specialize=["partial_sums", "num_tensors", "blocks_per_chunk"])
 def multi_tensor_sum_of_squares(
     addresses,
     numels,
@@ -48,7 +56,7 @@ def multi_tensor_sum_of_squares(
     num_tensors,
     blocks_per_chunk,
     GRAD: tl.constexpr,
-    MOMENT: tl.constexpr,
+    COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     NUM_THREADS: tl.constexpr,
 ):
@@ -59,11 +67,11 @@ def multi_tensor_sum_of_squares(
         numels: see there.
         chunk_tensors: see there.
         chunk_first_blocks: see there.
-        partial_sums: MOMENT [chunk], where the sums go.
+        partial_sums: float64 [chunk], where the sums go.
         num_tensors: see multi_tensor_padam.
         blocks_per_chunk: see there.
         GRAD: dtype of gradients.
-        MOMENT: dtype of the arithmetic.
+        COMPUTE: dtype of the arithmetic.
         BLOCK: elements in a block, a power of two.
         NUM_THREADS: threads of the program.
     """
@@ -74,15 +82,15 @@ def multi_tensor_sum_of_squares(
     grad = address.to(tl.pointer_type(GRAD))
     whole = whole_blocks_end(address, begin, end, BLOCK)
     offsets = tl.arange(0, BLOCK)
-    sums = tl.zeros([BLOCK], MOMENT)
+    sums = tl.zeros([BLOCK], COMPUTE)
     for start in range(begin, whole, BLOCK):
-        g = tl.load(tl.multiple_of(grad + start, 16) + offsets).to(MOMENT)
+        g = load(tl.multiple_of(grad + start, 16) + offsets, COMPUTE, None, None)
         sums = tl.fma(g, g, sums)
     rest_offsets = tl.arange(0, NUM_THREADS)
-    rest = tl.zeros([NUM_THREADS], MOMENT)
+    rest = tl.zeros([NUM_THREADS], COMPUTE)
     for start in range(whole, end, NUM_THREADS):
         inside = rest_offsets < end - start
-        g = tl.load(grad + start + rest_offsets, mask=inside, other=0.0).to(MOMENT)
+        g = load(grad + start + rest_offsets, COMPUTE, inside, 0.0)
         rest = tl.fma(g, g, rest)
     chunk = tl.program_id(0).to(tl.int64)
-    tl.store(partial_sums + chunk, tl.sum(sums, 0) + tl.sum(rest, 0))
+    store(partial_sums + chunk, tl.sum(sums, 0) + tl.sum(rest, 0), None)

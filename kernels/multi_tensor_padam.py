@@ -1,5 +1,6 @@
 """The fused step of a whole list of tensors: one launch, one program for each chunk."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,122 +8,148 @@ import triton
 import triton.language as tl
 
 from padam_ext.kernels.chunks import (
-    launch_options,
+    chunk_constants,
+    compiler_options,
     locate_chunk,
     triton_dtype,
     whole_blocks_end,
 )
+from padam_ext.kernels.codecs import load, store
 from padam_ext.kernels.padam_math import padam_update
 
 
-def launch(table: Any, param_dtype: torch.dtype, grad_dtype: torch.dtype, root: int) -> None:
+def launch(table: Any, signature: Any, root: int) -> None:
     """Steps every tensor of a table, on the current device and stream.
 
-    There is one compiled kernel for each combination of dtypes and root; nothing else is compiled
-    in.
+    There is one compiled kernel for each signature and root; nothing else is compiled in.
 
     Args:
-        table: a device_table.py's DeviceTable, made for blocks of `block_of`.
-        param_dtype: dtype of the parameters.
-        grad_dtype: dtype of the gradients.
-        root: the one of constants.py's ROOTS that all rows share, or the general one.
+        table: a DeviceTable, made for blocks of `block_of`.
+        signature: its dtypes, one for each slot or None for a slot that there is not, and its
+            compute_dtype.
+        root: the one of the ROOTS that all rows share, or the general one.
     """
     multi_tensor_padam[(table.num_chunks,)](
         table.addresses,
         table.numels,
         table.rows,
         table.constants,
+        table.control,
         table.chunk_tensors,
         table.chunk_first_blocks,
         len(table.numels),
         table.blocks_per_chunk,
-        PARAM=triton_dtype(param_dtype),
-        GRAD=triton_dtype(grad_dtype),
-        ROOT=root,
-        **launch_options(table, table.constants.dtype),
+        **variant(signature.dtypes, signature.compute_dtype, root),
+        **compiler_options(table.addresses.device),
     )
 
 
-NUM_CONSTANTS: tl.constexpr = tl.constexpr(17)  # fields of constants.py's Constants
+def variant(
+    dtypes: Sequence[torch.dtype | None], compute_dtype: torch.dtype, root: int
+) -> dict[str, Any]:
+    """Constants of the kernel's variant for a signature and a root."""
+    storage = (None if dtype is None else triton_dtype(dtype) for dtype in dtypes)
+    return {
+        **dict(zip(SLOTS, storage, strict=True)),
+        "ROOT": root,
+        **chunk_constants(compute_dtype),
+    }
 
 
-@triton.jit(do_not_specialize=["num_tensors", "blocks_per_chunk"])
+# The dtype of each is None where there is no such slot: only MAX_EXP_AVG_SQ, without amsgrad.
+SLOTS = ("PARAM", "GRAD", "EXP_AVG", "EXP_AVG_SQ", "MAX_EXP_AVG_SQ")
+NUM_CONSTANTS: tl.constexpr = tl.constexpr(14)  # fields of a row
+
+
+# `control` is one of two parts of a table: no reason to compile the kernel twice.
+@triton.jit(do_not_specialize=["control", "num_tensors", "blocks_per_chunk"])
 def multi_tensor_padam(
     addresses,
     numels,
     rows,
     constants,
+    control,
     chunk_tensors,
     chunk_first_blocks,
     num_tensors,
     blocks_per_chunk,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
-    MOMENT: tl.constexpr,
+    EXP_AVG: tl.constexpr,
+    EXP_AVG_SQ: tl.constexpr,
+    MAX_EXP_AVG_SQ: tl.constexpr,
     ROOT: tl.constexpr,
+    COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     NUM_THREADS: tl.constexpr,
 ):
     """Steps one chunk; the grid has one program for each.
 
     Args:
-        addresses: int64 [slot][tensor], as in launch_table.py.
+        addresses: int64 [slot][tensor].
         numels: int64 [tensor].
         rows: int64 [tensor], index into constants.
-        constants: MOMENT [row][field], as in constants.py.
+        constants: float64 [row][field].
+        control: float64 [2]: what gradients are multiplied by; 1 for a step to skip, else 0.
         chunk_tensors: int64 [chunk], index of the chunk's tensor.
         chunk_first_blocks: int64 [chunk], index of its first block in that tensor.
         num_tensors: extent of the tensor dimension.
         blocks_per_chunk: blocks in each chunk, but for a tensor's last.
-        PARAM: dtype of parameters.
-        GRAD: dtype of gradients.
-        MOMENT: dtype of moments, and of the arithmetic.
+        PARAM: dtype in which parameters are stored.
+        GRAD: of gradients.
+        EXP_AVG: of first moments.
+        EXP_AVG_SQ: of second moments.
+        MAX_EXP_AVG_SQ: of their running maxima; None without amsgrad.
         ROOT: how d^(2p) is taken, see padam_math.py.
+        COMPUTE: dtype of the arithmetic.
         BLOCK: elements in a block, a power of two.
         NUM_THREADS: threads of the program.
     """
     tensor, begin, end = locate_chunk(
         numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
     )
+    grad_factor = tl.load(control).to(COMPUTE)
+    end = tl.where(tl.load(control + 1) != 0, begin, end)  # nothing to do in a step to skip
     row = constants + tl.load(rows + tensor) * NUM_CONSTANTS
     c = (
-        tl.load(row),
-        tl.load(row + 1),
-        tl.load(row + 2),
-        tl.load(row + 3),
-        tl.load(row + 4),
-        tl.load(row + 5),
-        tl.load(row + 6),
-        tl.load(row + 7),
-        tl.load(row + 8),
-        tl.load(row + 9),
-        tl.load(row + 10),
-        tl.load(row + 11),
-        tl.load(row + 12),
-        tl.load(row + 15),
+        tl.load(row).to(COMPUTE),
+        tl.load(row + 1).to(COMPUTE),
+        tl.load(row + 2).to(COMPUTE),
+        tl.load(row + 3).to(COMPUTE),
+        tl.load(row + 4).to(COMPUTE),
+        tl.load(row + 5).to(COMPUTE),
+        tl.load(row + 6).to(COMPUTE),
+        tl.load(row + 7).to(COMPUTE),
+        tl.load(row + 8).to(COMPUTE),
+        tl.load(row + 9).to(COMPUTE),
+        tl.load(row + 10).to(COMPUTE),
+        tl.load(row + 11).to(COMPUTE),
+        tl.load(row + 12).to(COMPUTE),
     )
-    amsgrad = tl.load(row + 13)
-    end = tl.where(tl.load(row + 16) != 0, begin, end)  # nothing to do in a step that is skipped
 
     x_address = tl.load(addresses + tensor)
     g_address = tl.load(addresses + num_tensors + tensor)
     m_address = tl.load(addresses + 2 * num_tensors + tensor)
     v_address = tl.load(addresses + 3 * num_tensors + tensor)
-    h_address = tl.load(addresses + 4 * num_tensors + tensor)  # 0 without amsgrad
+    every_address = x_address | g_address | m_address | v_address
     x = x_address.to(tl.pointer_type(PARAM))
     g = g_address.to(tl.pointer_type(GRAD))
-    m = m_address.to(tl.pointer_type(MOMENT))
-    v = v_address.to(tl.pointer_type(MOMENT))
-    h = h_address.to(tl.pointer_type(MOMENT))
+    m = m_address.to(tl.pointer_type(EXP_AVG))
+    v = v_address.to(tl.pointer_type(EXP_AVG_SQ))
+    if MAX_EXP_AVG_SQ is None:
+        h = None
+    else:
+        h_address = tl.load(addresses + 4 * num_tensors + tensor)
+        every_address |= h_address
+        h = h_address.to(tl.pointer_type(MAX_EXP_AVG_SQ))
 
     # Whole blocks of aligned tensors first, then what is left.
-    every_address = x_address | g_address | m_address | v_address | h_address
     whole = whole_blocks_end(every_address, begin, end, BLOCK)
     for start in range(begin, whole, BLOCK):
-        step_block(x, g, m, v, h, start, end, amsgrad, c, ROOT, BLOCK, True)
+        step_block(x, g, m, v, h, start, end, grad_factor, c, ROOT, COMPUTE, BLOCK, True)
     # One element for each thread, so that neighbours still share a memory transaction.
     for start in range(whole, end, NUM_THREADS):
-        step_block(x, g, m, v, h, start, end, amsgrad, c, ROOT, NUM_THREADS, False)
+        step_block(x, g, m, v, h, start, end, grad_factor, c, ROOT, COMPUTE, NUM_THREADS, False)
 
 
 @triton.jit
@@ -134,9 +161,10 @@ def step_block(
     h,
     start,
     end,
-    amsgrad,
+    grad_factor,
     constants,
     ROOT: tl.constexpr,
+    COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
@@ -146,31 +174,41 @@ def step_block(
     of 16.
     """
     offsets = tl.arange(0, BLOCK)
-    # Compared as a block: the interpreter cannot make a block of a scalar that is true or false.
-    with_h = tl.full([BLOCK], amsgrad, m.dtype.element_ty) != 0
     if WHOLE:
-        x_at = tl.multiple_of(x + start, 16) + offsets
-        g_at = tl.multiple_of(g + start, 16) + offsets
-        m_at = tl.multiple_of(m + start, 16) + offsets
-        v_at = tl.multiple_of(v + start, 16) + offsets
-        h_at = tl.multiple_of(h + start, 16) + offsets
         inside = None
     else:
-        x_at, g_at, m_at = x + start + offsets, g + start + offsets, m + start + offsets
-        v_at, h_at = v + start + offsets, h + start + offsets
         inside = offsets < end - start
-        with_h = inside & with_h
+    x_at = block_at(x, start, offsets, WHOLE)
+    g_at = block_at(g, start, offsets, WHOLE)
+    m_at = block_at(m, start, offsets, WHOLE)
+    v_at = block_at(v, start, offsets, WHOLE)
+    if h is None:
+        old_h = None
+    else:
+        h_at = block_at(h, start, offsets, WHOLE)
+        old_h = load(h_at, COMPUTE, inside, None)
 
     new_x, new_m, new_v, new_h = padam_update(
-        tl.load(x_at, mask=inside).to(m.dtype.element_ty),
-        tl.load(g_at, mask=inside).to(m.dtype.element_ty),
-        tl.load(m_at, mask=inside),
-        tl.load(v_at, mask=inside),
-        tl.load(h_at, mask=with_h, other=float("-inf")),
+        load(x_at, COMPUTE, inside, None),
+        load(g_at, COMPUTE, inside, None),
+        load(m_at, COMPUTE, inside, None),
+        load(v_at, COMPUTE, inside, None),
+        old_h,
+        grad_factor,
         constants,
         ROOT,
     )
-    tl.store(x_at, new_x.to(x.dtype.element_ty), mask=inside)
-    tl.store(m_at, new_m, mask=inside)
-    tl.store(v_at, new_v, mask=inside)
-    tl.store(h_at, new_h, mask=with_h)
+    store(x_at, new_x, inside)
+    store(m_at, new_m, inside)
+    store(v_at, new_v, inside)
+    if h is not None:
+        store(h_at, new_h, inside)
+
+
+@triton.jit
+def block_at(pointer, start, offsets, WHOLE: tl.constexpr):
+    """Pointers to the elements of a block, which WHOLE promises to begin at a multiple of 16."""
+    first = pointer + start
+    if WHOLE:
+        first = tl.multiple_of(first, 16)
+    return first + offsets

@@ -2,7 +2,7 @@
 
 As in csrc/padam_math.h every operation is spelled out, fused multiply-adds included, and kernels
 are compiled without contraction: a result does not depend on where in a block an element lies.
-Arithmetic is in the dtype of the moments, float32 or float64.
+Arithmetic is in the dtype of the operands, float32 or float64.
 """
 
 import triton
@@ -17,7 +17,7 @@ SIXTEENTH: tl.constexpr = tl.constexpr(4)
 
 
 @triton.jit
-def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
+def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr):
     """Makes one step.
 
     Args:
@@ -25,13 +25,13 @@ def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
         g: gradient.
         m: first moment.
         v: second moment.
-        h: running maximum of v; -inf without amsgrad.
-        constants: a tuple of scalars, constants.py's Constants but for those of the whole
-            tensor: amsgrad, root and skip.
+        h: running maximum of v; None without amsgrad.
+        grad_factor: what gradients are multiplied by.
+        constants: a tuple of scalars, a row of the launch table but for its root.
         ROOT: how d^(2p) is taken.
 
     Returns:
-        The new x, m, v and h.
+        The new x, m, v and h; v once more without amsgrad.
     """
     (
         step_size,
@@ -47,7 +47,6 @@ def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
         exponent,
         exponent_high,
         exponent_low,
-        grad_factor,
     ) = constants
     g = g * grad_factor
     # Selections, since 0 * x is not 0 for every x.
@@ -55,7 +54,10 @@ def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
     m = tl.fma(beta1, m, one_minus_beta1 * g)
     scaled_g = tl.fma(one_minus_beta2_high, g, one_minus_beta2_low * g)
     v = tl.fma(scaled_g, g, beta2 * v)
-    h = tl.maximum(h, v, propagate_nan=tl.PropagateNan.ALL)
+    if h is None:
+        h = v
+    else:
+        h = tl.maximum(h, v, propagate_nan=tl.PropagateNan.ALL)
     d = tl.fma(square_root(h), inverse_correction, eps)
 
     if ROOT == HALF:
@@ -68,7 +70,9 @@ def padam_update(x, g, m, v, h, constants, ROOT: tl.constexpr):
         step = divide(m, square_root(square_root(square_root(d))))
     else:
         step = times_power(m, d, exponent, exponent_high, exponent_low)
-    x = tl.where(decoupled_decay != 0, tl.fma(-decoupled_decay, x, x), x)
+    # An infinite x stays: less a part of itself it would be NaN.
+    decayed = tl.where(tl.abs(x) < float("inf"), tl.fma(-decoupled_decay, x, x), x)
+    x = tl.where(decoupled_decay != 0, decayed, x)
     return tl.fma(-step_size, step, x), m, v, h
 
 

@@ -7,51 +7,111 @@ import torch
 
 from benchmarks import triton_kernels
 from benchmarks.machine_code import loops
+from padam_ext.constants import ROOTS
+from padam_ext.kernels import prepare_step
 
 pytestmark = pytest.mark.compile
-MOST_REGISTERS = {torch.float32: 80, torch.float64: 112}  # of the step, by dtype of the moments
+# A thread's, of the step, by dtype of the arithmetic.
+MOST_REGISTERS = {torch.float32: 80, torch.float64: 112}
 # It takes 42 at most. An NVIDIA GPU hands them out in eights, and 48 let five programs in at once.
 MOST_REGISTERS_OF_NORM = 48
+MOST_REGISTERS_OF_PREPARE = 64  # one program or a few: it has the GPU to itself
 each_target = pytest.mark.parametrize("target", triton_kernels.TARGETS)
 
 
-@each_target
-@pytest.mark.parametrize("root", range(1, 6), ids=lambda root: triton_kernels.ROOTS[root])
-@pytest.mark.parametrize("dtypes", triton_kernels.DTYPES, ids=triton_kernels.describe)
-def test_the_step(dtypes, root, target):
-    compiled = triton_kernels.compile_step(dtypes, root, triton_kernels.TARGETS[target])
-    moment = dtypes[2]
-    check_resources(compiled, MOST_REGISTERS[moment], moment)
-    if compiled.instructions is not None and moment == torch.float32:
-        assert compiled.instructions < 100
+def describe_variant(value):
+    if isinstance(value, int):
+        return ROOTS[value]
+    return triton_kernels.describe(value)
 
-    # On the path of whole blocks a thread moves 16 bytes of each moment at a time, and of a half
-    # type the 8 bytes of as many elements.
-    elements = 16 // moment.itemsize
-    param, grad, moment = (elements * dtype.itemsize for dtype in dtypes)
+
+@each_target
+@pytest.mark.parametrize(("signature", "root"), triton_kernels.VARIANTS, ids=describe_variant)
+def test_the_step(signature, root, target):
+    check_step(signature, root, target)
+
+
+@each_target
+def test_states_in_half_types_are_a_matter_of_the_signature(target):
+    signature = triton_kernels.SIGNATURES[0]
+    states = (torch.bfloat16, torch.float16, torch.float32)
+    signature = signature._replace(dtypes=signature.dtypes[:2] + states)
+    check_step(signature, ROOTS.index("eighth"), target)
+
+
+def check_step(signature, root, target):
+    compiled = triton_kernels.compile_step(signature, root, triton_kernels.TARGETS[target])
+    compute = signature.compute_dtype
+    check_resources(compiled, MOST_REGISTERS[compute])
+    count = triton_kernels.instructions_per_element(compiled, compute)
+    if count is not None and compute == torch.float32:
+        assert count < 100
+
+    # On the path of whole blocks a thread moves as many elements at a time as 16 bytes hold in the
+    # dtype of the arithmetic; of a half type those are 8 bytes. Nothing is there for a slot that
+    # there is not.
     loop = loops(compiled.assembly)[0]
-    assert accesses(loop, "load|ld") == sorted([param, grad] + [moment] * 3)
-    assert accesses(loop, "store|st") == sorted([param] + [moment] * 3)
+    check_arithmetic(loop, compute)
+    sizes = [16 // compute.itemsize * dtype.itemsize for dtype in signature.dtypes if dtype]
+    assert accesses(loop, "load|ld") == sorted(sizes)
+    assert accesses(loop, "store|st") == sorted(sizes[:1] + sizes[2:])  # all but the gradient
+    # What is left over goes element by element, to the same slots.
+    sizes = [dtype.itemsize for dtype in signature.dtypes if dtype]
+    loop = loops(compiled.assembly)[-1]
+    check_arithmetic(loop, compute)
+    assert accesses(loop, "load|ld") == sorted(sizes)
+    assert accesses(loop, "store|st") == sorted(sizes[:1] + sizes[2:])
+    if compiled.machine_code:
+        stored = {dtype for dtype in (signature.dtypes[0], *signature.dtypes[2:]) if dtype}
+        assert roundings(loop) == {NARROW[dtype] for dtype in stored & NARROW.keys()}
 
 
 @each_target
-@pytest.mark.parametrize("grad", triton_kernels.GRAD_DTYPES, ids=str)
-def test_the_norm(grad, target):
-    compiled = triton_kernels.compile_norm(grad, triton_kernels.TARGETS[target])
-    moment = torch.float64 if grad == torch.float64 else torch.float32
-    check_resources(compiled, MOST_REGISTERS_OF_NORM, moment)
+@pytest.mark.parametrize("signature", triton_kernels.NORM_SIGNATURES, ids=triton_kernels.describe)
+def test_the_norm(signature, target):
+    compiled = triton_kernels.compile_norm(signature, triton_kernels.TARGETS[target])
+    compute, grad = signature.compute_dtype, signature.dtypes[1]
+    check_resources(compiled, MOST_REGISTERS_OF_NORM)
     # As many elements at a time as in the step.
     loop = loops(compiled.assembly)[0]
-    assert accesses(loop, "load|ld") == [16 // moment.itemsize * grad.itemsize]
+    check_arithmetic(loop, compute)
+    assert accesses(loop, "load|ld") == [16 // compute.itemsize * grad.itemsize]
     assert accesses(loop, "store|st") == []
+    # One sum, as a double.
+    assert accesses(compiled.assembly.splitlines(), "store|st") == [8]
 
 
-def check_resources(compiled, most_registers, moment):
+@each_target
+def test_the_prepare_kernel(target):
+    compiled = triton_kernels.compile_prepare(triton_kernels.TARGETS[target])
+    check_resources(compiled, MOST_REGISTERS_OF_PREPARE)
+
+
+def test_numbers_and_addresses_make_no_variants_of_the_prepare_kernel():
+    kernel = prepare_step.prepare_step
+    assert all(parameter.do_not_specialize or parameter.is_constexpr for parameter in kernel.params)
+
+
+def check_resources(compiled, most_registers):
     assert compiled.local_bytes == 0
     assert compiled.registers <= most_registers
     assert ".local" not in compiled.assembly
-    with_doubles = bool(re.search("[._]f64", compiled.assembly))
-    assert with_doubles == (moment == torch.float64)
+
+
+def check_arithmetic(loop, compute):
+    """Doubles, which are slow, for float64 only."""
+    with_doubles = bool(re.search("[._]f64", "\n".join(loop)))
+    assert with_doubles == (compute == torch.float64)
+
+
+# PTX that rounds a float to nearest even.
+NARROW = {torch.bfloat16: "cvt.rn.bf16", torch.float16: "cvt.rn.f16"}
+
+
+def roundings(loop):
+    """Conversions from float to a half type in lines of PTX."""
+    found = (re.search(r"\b(cvt\.\w+\.b?f16)(?:x2)?\.f32", line) for line in loop)
+    return {match[1] for match in found if match}
 
 
 def accesses(loop, kinds):

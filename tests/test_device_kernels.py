@@ -148,6 +148,7 @@ def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
 class Table:
     """A table in memory, by hand, of tensors at any address."""
 
+    signature = SimpleNamespace(dtypes=(torch.float32,) * 5, compute_dtype=torch.float32)
     on_host = SimpleNamespace(
         param_dtype=0, grad_dtype=0, rows=SimpleNamespace(root=ROOTS.index("general"))
     )
@@ -156,22 +157,27 @@ class Table:
         self.addresses = torch.tensor(addresses)  # [slot][tensor]
         self.numels = torch.tensor(numels)
         self.rows = torch.zeros(len(numels), dtype=torch.int64)
-        self.constants = torch.tensor(make_constants(OPTIONS, 1.0), dtype=torch.float32)
+        self.constants = torch.tensor(make_constants(OPTIONS, 1.0), dtype=torch.float64)
+        self.control = torch.tensor([1.0, 0.0], dtype=torch.float64)
         self.chunk_tensors = torch.tensor(chunk_tensors)
         self.chunk_first_blocks = torch.tensor(chunk_first_blocks)
         self.num_chunks = len(chunk_tensors)
-        self.partial_sums = torch.full((self.num_chunks,), -1.0)
+        self.partial_sums = torch.full((self.num_chunks,), -1.0, dtype=torch.float64)
         self.blocks_per_chunk = blocks_per_chunk
 
     def launch(self, backend):
         if backend == "triton":
-            triton_step._launch_step(self, self.on_host)
+            from padam_ext.kernels import multi_tensor_padam
+
+            multi_tensor_padam.launch(self, self.signature, ROOTS.index("general"))
         else:
             native.module.step_on_host(cuda_step.native_table(self, self.on_host))
 
     def launch_norm(self, backend):
         if backend == "triton":
-            triton_step._launch_norm(self, self.on_host)
+            from padam_ext.kernels import multi_tensor_norm
+
+            multi_tensor_norm.launch(self, self.signature)
         else:
             native.module.sum_of_squares_on_host(cuda_step.native_table(self, self.on_host))
 
