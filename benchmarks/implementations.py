@@ -65,7 +65,7 @@ class Implementation:
 
     def moment_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of the moments of parameters of a dtype."""
-        return dtype if self.half_states else moment_dtype(dtype)
+        return dtype if self.half_states else compute_dtype(dtype)
 
     def bytes_per_element(self, dtype: torch.dtype) -> int:
         """What a step must move: parameter and moments are read and written, gradients read."""
@@ -80,7 +80,8 @@ class EagerLoop:
         """Makes states of zeros."""
         self.params = params
         self.states: list[tuple[Tensor, ...]] = [
-            tuple(torch.zeros_like(p, dtype=moment_dtype(p.dtype)) for _ in MOMENTS) for p in params
+            tuple(torch.zeros_like(p, dtype=compute_dtype(p.dtype)) for _ in STATE_SLOTS)
+            for p in params
         ]
         self.options = Hyperparameters.from_group(
             FusedPadam(params, **OPTIONS, partial=1 / 8).param_groups[0]

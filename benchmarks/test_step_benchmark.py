@@ -23,7 +23,7 @@ from benchmarks.plain_loop import plain_loop
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, Shape, elements, workload
 from padam_ext import FusedPadam
-from padam_ext.slots import STATE_SLOTS
+from padam_ext.slots import STATE_KEYS
 
 SECONDS_PER_TURN = 0.1
 TURNS_OF_UNFUSED = 6  # they take part in the first of so many
@@ -161,7 +161,7 @@ def test_plain_loop(benchmark, partial):
     params = make_params(shapes, torch.float32)
     optimizer = FusedPadam(params, **OPTIONS, partial=partial)
     optimizer.step()
-    moments = [optimizer.state[params[0]][key] for key in MOMENTS]
+    moments = [optimizer.state[params[0]][key] for key in STATE_KEYS[1:]]
     loop = plain_loop([params[0].detach(), params[0].grad, *moments])
     assert_moves(loop, params[0], moments[0])
 

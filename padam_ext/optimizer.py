@@ -258,7 +258,9 @@ class FusedPadam(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and load_state_dict; plans are made anew."""
-        super().__setstate__(state)
+        # Loaded also where that backend cannot run: a step then says why.
+        self._backend = state.get("backend", self.__dict__.get("_backend", "auto"))
+        super().__setstate__({key: value for key, value in state.items() if key != "backend"})
         self._start_afresh()
         self._state_was_seen = True  # a copy of the optimizer may share it
         states = self.__dict__["state"]

@@ -53,8 +53,7 @@ def shown(value: Any) -> str:
 
 def any_number(name: str, value: Any) -> float:
     """A number, also one in a tensor of one element; else TypeError with name and value."""
-    if isinstance(value, Tensor):
-        value = _item(name, value)
+    value = _item(name, value)
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
     return as_float(value)
@@ -62,6 +61,7 @@ def any_number(name: str, value: Any) -> float:
 
 def number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:
     """A number in [0, below) or [0, most]; else TypeError or ValueError with name and value."""
+    value = _item(name, value)
     as_number = any_number(name, value)
     upper, bracket = (below, ")") if most is None else (most, "]")
     # Written so that NaN fails it.
@@ -131,7 +131,7 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
         read = any_number if option.name == "lr" and not check_lr_sign else option.plain
         if option.may_be_tensor and isinstance(value, Tensor):
             _check_one_element(option.name, value)
-            if value.device.type == "cpu":
+            if value.device.type == "cpu" or not _can_be_left(value):
                 read(option.name, value)
             plain[option.name] = value
         else:
@@ -175,23 +175,19 @@ class Hyperparameters(NamedTuple):
             TypeError: an option is of the wrong type.
             ValueError: an option is outside its range. Either message shows name and value.
         """
-        lr, weight_decay = group["lr"], group["weight_decay"]
-        tensors = {}
-        if isinstance(lr, Tensor) and (kept := _left_to_device("lr", lr, keep_tensors)):
-            tensors["lr"], lr = kept, 0.0
-        if isinstance(weight_decay, Tensor) and (
-            kept := _left_to_device("weight_decay", weight_decay, keep_tensors)
-        ):
-            tensors["weight_decay"], weight_decay = kept, 0.0
-        values = (lr, group["betas"], group["eps"], weight_decay, group["partial"],
-                  group["amsgrad"], group["bias_correction"], group["decoupled_weight_decay"],
-                  group["maximize"])  # fmt: skip
+        left = {
+            name: kept
+            for name in ("lr", "weight_decay")
+            if isinstance(value := group[name], Tensor)
+            and (kept := _left_to_device(name, value, keep_tensors)) is not None
+        }
+        values = tuple(0.0 if name in left else group[name] for name in DEFAULTS)
         try:
             checked = _checked(values)
         except TypeError:
             # Perhaps of a type that cannot be looked up in a cache.
             checked = _check(values)
-        return checked._replace(**tensors) if tensors else checked
+        return checked._replace(**left) if left else checked
 
     def on_host(self) -> Hyperparameters:
         """With numbers only, for which the host waits if they are still being computed."""
@@ -209,8 +205,8 @@ def _check(values: tuple[Any, ...]) -> Hyperparameters:
     group = dict(zip(DEFAULTS, values, strict=True))
     make_plain(group, check_lr_sign=False)
     lr, (beta1, beta2), *rest = (
-        float(value) if isinstance(value, Tensor) else value
-        for value in (group[name] for name in DEFAULTS)
+        any_number(name, group[name]) if isinstance(group[name], Tensor) else group[name]
+        for name in DEFAULTS
     )
     return Hyperparameters(lr, beta1, beta2, *rest)
 
@@ -233,16 +229,22 @@ def _check_one_element(name: str, value: Tensor) -> None:
         raise ValueError(f"a tensor {name} must have 1 element, got shape {tuple(value.shape)}")
 
 
+def _can_be_left(value: Tensor) -> bool:
+    return not value.is_meta and not value.is_complex()
+
+
 def _left_to_device(name: str, value: Tensor, keep_tensors: bool) -> Tensor | None:
     """The tensor, if its value is to be read on the device, in a dtype that kernels read."""
     _check_one_element(name, value)
-    if value.is_meta or value.is_complex() or not (keep_tensors or value.device.type != "cpu"):
+    if not _can_be_left(value) or not (keep_tensors or value.device.type != "cpu"):
         return None
     value = value.detach()
     return value if value.dtype in (torch.float32, torch.float64) else value.double()
 
 
-def _item(name: str, value: Tensor) -> Any:
+def _item(name: str, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
     _check_one_element(name, value)
     try:
         return value.item()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Mapping
+from typing import get_type_hints
 
 from padam_ext.constants import (
     GENERAL,
@@ -19,9 +20,9 @@ from padam_ext.constants import (
 # Of all tensors, or of each; UNKNOWN_STEP where only the device knows.
 Steps = float | list[float]
 
-_SOURCE = struct.Struct("".join(
-    "d" if kind == "float" else "q" for kind in RowSource.__annotations__.values()
-))  # fmt: skip
+_SOURCE = struct.Struct(
+    "".join("d" if kind is float else "q" for kind in get_type_hints(RowSource).values())
+)
 NUM_FIELDS = len(Constants._fields)
 SOURCE_WORDS = len(RowSource._fields)
 

@@ -111,10 +111,11 @@ def fit_state(
     New moments start at zero. A running maximum that is missing beside existing moments (amsgrad
     was off until now) starts at the current second moment.
 
-    A moment of another layout than the parameter's makes steps slower. It is replaced where nobody
-    else can hold it (`may_replace`), else it stays, and steps work on a copy.
+    A moment of another layout than the parameter's makes steps slower, and so does a counter of
+    another dtype than float32. They are replaced where nobody else can hold them (`may_replace`),
+    else they stay what they are.
     """
-    state["step"] = _fit_step(state.get("step", 0.0), param.device)
+    state["step"] = _fit_step(state.get("step", 0.0), param.device, may_replace=may_replace)
     for slot in STATE_SLOTS:
         if slot.is_in(group):
             value = state.get(slot.name)
@@ -123,10 +124,11 @@ def fit_state(
             state[slot.name] = _fit_moment(slot, value, param, may_replace=may_replace)
 
 
-def _fit_step(step: Any, device: torch.device) -> Tensor:
+def _fit_step(step: Any, device: torch.device, *, may_replace: bool) -> Tensor:
     if isinstance(step, Tensor):
         here = step.device.type == "cpu" or step.device == device
-        if step.dtype in COUNTER_DTYPES and here:
+        is_ours = step.dtype == torch.float32 and step.dim() == 0
+        if here and (is_ours or (step.dtype in COUNTER_DTYPES and not may_replace)):
             return step
         step = step.item()
     return torch.tensor(float(step), dtype=torch.float32, device="cpu")

@@ -36,7 +36,7 @@ BAD_OPTIONS = [
     ({"weight_decay": HUGE}, ValueError, "weight_decay must be .* got about"),
     ({"partial": HUGE}, ValueError, "partial must be .* got about"),
     ({"betas": (0.9, HUGE)}, ValueError, r"betas\[1\] must be in \[0, 1\), got about"),
-    ({"eps": torch.tensor(1e-8)}, TypeError, "eps must be a number, got tensor"),
+    ({"eps": torch.ones(2)}, ValueError, r"tensor eps must have 1 element, got shape \(2,\)"),
     ({"betas": (0.9,)}, ValueError, r"betas must be a pair .* got \(0.9,\)"),
     ({"betas": 0.9}, ValueError, "betas must be a pair .* got 0.9"),
     ({"betas": (1.0, 0.9)}, ValueError, r"betas\[0\] must be in \[0, 1\), got 1.0"),
@@ -55,7 +55,8 @@ BAD_OPTIONS = [
     ({"bias_correction": "yes"}, ValueError, "bias_correction must be one of .* got 'yes'"),
     ({"bias_correction": np.ones(2)}, ValueError, "bias_correction must be one of .* got array"),
     ({"bias_correction": True}, ValueError, "bias_correction must be one of .* got True"),
-    ({"amsgrad": 1}, TypeError, "amsgrad must be True or False, got 1"),
+    ({"amsgrad": 2}, TypeError, "amsgrad must be True or False, got 2"),
+    ({"amsgrad": 1.0}, TypeError, "amsgrad must be True or False, got 1.0"),
     ({"maximize": "no"}, TypeError, "maximize must be True or False, got 'no'"),
     ({"decoupled_weight_decay": None}, TypeError, "decoupled_weight_decay must be .* got None"),
 ]
@@ -80,7 +81,14 @@ def test_add_param_group_refuses_and_adds_nothing(option, error, message):
     assert len(optimizer.param_groups) == 1
 
 
-@each_bad_option
+# Schedulers make what they make of a learning rate: only its type is checked later.
+LATER = [bad for bad in BAD_OPTIONS if "lr" not in bad[0] or "element" in bad[2]]
+LATER += [bad for bad in BAD_OPTIONS if "lr" in bad[0] and bad[1] is TypeError]
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"), LATER, ids=[message for _, _, message in LATER]
+)
 def test_a_step_refuses_before_anything_changes(option, error, message, backend):
     params = [parameter(), parameter()]
     optimizer = FusedPadam([{"params": [p]} for p in params], backend=backend)

@@ -74,26 +74,39 @@ def test_their_values_are_never_asked_for(backend, monkeypatch):
     assert optimizer._skipped is skipped  # a graph adds to it where it is
 
 
+def counters_of_the_kernel(optimizer):
+    """Addresses of the counters that the prepare kernel adds to; 0 for none."""
+    [step] = optimizer._planner._plans[WHOLE].steps
+    return step._device_table.counters.tolist()
+
+
 @device_kernels
 def test_steps_are_counted_on_the_device(backend):
     params = make_params()
     optimizer = FusedPadam(params, capturable=True, backend=backend)
     set_grads(params)
     step_and_check(optimizer)
-    counts = {optimizer.state[param]["step"].untyped_storage().data_ptr() for param in params}
-    assert len(counts) == 1
+    addresses = [optimizer.state[param]["step"].data_ptr() for param in params]
+    assert counters_of_the_kernel(optimizer) == addresses
 
 
 @device_kernels
-def test_counting_moves_to_the_device_once_it_may_skip(backend):
+def test_counting_moves_to_the_device_once_it_may_skip_and_then_stays(backend):
     params = make_params()
     optimizer = FusedPadam(params, backend=backend)
     set_grads(params)
     optimizer.step()
+    assert counters_of_the_kernel(optimizer) == [0] * 4
     optimizer.found_inf = torch.tensor(0.0)
     step_and_check(optimizer)
-    counts = {optimizer.state[param]["step"].untyped_storage().data_ptr() for param in params}
-    assert len(counts) == 1
+    addresses = [optimizer.state[param]["step"].data_ptr() for param in params]
+    assert counters_of_the_kernel(optimizer) == addresses
+    for params_with_grads in (params[:2], params[1:], params):
+        for param in params:
+            param.grad = None
+        set_grads(params_with_grads)
+        step_and_check(optimizer)
+        assert [optimizer.state[param]["step"].data_ptr() for param in params] == addresses
 
 
 class Graph:
@@ -211,5 +224,5 @@ def test_capturable_is_for_gpus(name):
 
 
 def test_capturable_of_a_wrong_type():
-    with pytest.raises(TypeError, match="capturable must be True or False, got 1"):
-        FusedPadam(make_params(), capturable=1)
+    with pytest.raises(TypeError, match="capturable must be True or False, got 'yes'"):
+        FusedPadam(make_params(), capturable="yes")

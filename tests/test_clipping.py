@@ -320,7 +320,7 @@ def test_a_bound_that_is_none(option, message):
 
 
 @pytest.mark.parametrize(
-    "option", [{"max_grad_norm": "1"}, {"max_grad_norm": True}, {"skip_nonfinite": 1}], ids=str
+    "option", [{"max_grad_norm": "1"}, {"max_grad_norm": True}, {"skip_nonfinite": "yes"}], ids=str
 )
 def test_options_of_a_wrong_type(option):
     [[name, value]] = option.items()

@@ -3,23 +3,22 @@
 The CUDA kernel's code runs on the CPU, Triton's in its interpreter (`make test-interpret`).
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checking import INTERPRETED, step_and_check
-from padam_ext import FusedPadam, cuda_step, native, triton_step
-from padam_ext.constants import ROOTS, make_constants
-from padam_ext.hyperparameters import Hyperparameters
+from padam_ext import FusedPadam, backends, native, trial
+from padam_ext.backends import cuda
+from padam_ext.constants import ROOTS, RowOptions, make_constants
+from padam_ext.slots import Signature
 
 pytestmark = pytest.mark.parametrize(
     "backend", ["triton" if INTERPRETED else "cuda-on-host"], indirect=True
 )
 # x = -g: an element that is stepped twice, or not at all, shows.
-OPTIONS = Hyperparameters(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, True, "none", False, False)
+OPTIONS = RowOptions(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, "none", False, False)
 
 
 @pytest.fixture
@@ -27,18 +26,19 @@ def launches(backend, monkeypatch):
     """Programs of each launch of the kernel."""
     grids = []
     if backend == "cuda":
-        original = cuda_step._launch_step
+        original = cuda._launch_step
 
-        def counting(device_table, table):
-            grids.append((device_table.num_chunks,))
-            original(device_table, table)
+        def counting(table, root):
+            grids.append((table.num_chunks,))
+            original(table, root)
 
-        monkeypatch.setattr(cuda_step, "_launch_step", counting)
+        monkeypatch.setattr(cuda, "_launch_step", counting)
         return grids
 
     from padam_ext.kernels import multi_tensor_padam as kernel
 
-    triton_step.broken_reason(torch.device("cpu"))  # makes a step of its own, once
+    [triton] = (one for one in backends.BACKENDS if one.name == "triton")
+    trial.broken_reason(triton, torch.device("cpu"))  # makes a step of its own, once
     original = kernel.multi_tensor_padam
 
     class Counting:
@@ -53,7 +53,7 @@ def launches(backend, monkeypatch):
 def test_groups_of_different_options_share_one_launch(launches, backend):
     options = [
         {"lr": 0.5, "betas": (0.5, 0.9), "weight_decay": 0.1},
-        {"partial": 0.4, "eps": 1e-2, "amsgrad": False},
+        {"partial": 0.4, "eps": 1e-2, "betas": (0.0, 0.99)},
         {"partial": 0.5, "maximize": True, "bias_correction": "adam"},
     ]
     count = 10 if INTERPRETED else 100
@@ -148,10 +148,9 @@ def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
 class Table:
     """A table in memory, by hand, of tensors at any address."""
 
-    signature = SimpleNamespace(dtypes=(torch.float32,) * 5, compute_dtype=torch.float32)
-    on_host = SimpleNamespace(
-        param_dtype=0, grad_dtype=0, rows=SimpleNamespace(root=ROOTS.index("general"))
-    )
+    signature = Signature((torch.float32,) * 5, torch.float32)
+    limits = prepared_control = row_sources = counters = torch.zeros(1, dtype=torch.float64)
+    num_late_rows, counts_on_device = 0, False
 
     def __init__(self, addresses, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk):
         self.addresses = torch.tensor(addresses)  # [slot][tensor]
@@ -171,7 +170,7 @@ class Table:
 
             multi_tensor_padam.launch(self, self.signature, ROOTS.index("general"))
         else:
-            native.module.step_on_host(cuda_step.native_table(self, self.on_host))
+            native.module.step_on_host(cuda.native_table(self))
 
     def launch_norm(self, backend):
         if backend == "triton":
@@ -179,7 +178,7 @@ class Table:
 
             multi_tensor_norm.launch(self, self.signature)
         else:
-            native.module.sum_of_squares_on_host(cuda_step.native_table(self, self.on_host))
+            native.module.sum_of_squares_on_host(cuda.native_table(self))
 
 
 @pytest.mark.parametrize("aligned", [True, False])

@@ -5,35 +5,34 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from checking import step_and_check
-from padam_ext import FusedPadam, available_backends, backends, triton_step
-from padam_ext.hyperparameters import Hyperparameters
+from padam_ext import FusedPadam, available_backends, backends, choice, trial
 
 pytestmark = pytest.mark.interpret
-OPTIONS = Hyperparameters(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, True, "none", False, False)
+[TRITON] = (backend for backend in backends.BACKENDS if backend.name == "triton")
 
 
 @pytest.fixture
 def kernel():
     from padam_ext.kernels import multi_tensor_padam
 
-    triton_step.broken_reason(torch.device("cpu"))  # makes a step of its own, once
+    trial.broken_reason(TRITON, torch.device("cpu"))  # makes a step of its own, once
     return multi_tensor_padam
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
 def test_the_trial_step_does_not_depend_on_defaults(dtype, monkeypatch):
-    monkeypatch.setattr(triton_step._trial, "_works_on", set())
+    monkeypatch.setattr(trial, "_works_on", set())
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
-            assert triton_step.broken_reason(torch.device("cpu")) is None
+            assert trial.broken_reason(TRITON, torch.device("cpu")) is None
     finally:
         torch.set_default_dtype(default)
 
 
 def test_the_trial_step_is_real_where_tensors_are_fake(monkeypatch):
-    monkeypatch.setattr(triton_step._trial, "_works_on", set())
+    monkeypatch.setattr(trial, "_works_on", set())
     with FakeTensorMode():
         param = torch.nn.Parameter(torch.ones(3))
         optimizer = FusedPadam([param], backend="triton")
@@ -45,7 +44,7 @@ def test_the_trial_step_is_real_where_tensors_are_fake(monkeypatch):
 def test_interpreted_only_memory_of_the_cpu_is_taken():
     """Addresses of a GPU's memory would crash the process."""
     with pytest.raises(RuntimeError, match=r"'triton' cannot step .* takes tensors on cpu only"):
-        backends.choose("triton", torch.device("cuda"))
+        choice.choose("triton", torch.device("cuda"))
 
 
 def test_tensors_on_the_cpu_are_for_the_cpu_backend_unless_triton_is_asked_for(kernel, monkeypatch):

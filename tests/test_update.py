@@ -25,7 +25,7 @@ def test_the_readable_form_agrees_with_the_oracle(case, dtype, monkeypatch):
         for tensors in zip(*lists, strict=True):
             padam_step(*tensors, options, factor)
 
-    monkeypatch.setattr("padam_ext.eager.padam_step_foreach", one_after_the_other)
+    monkeypatch.setattr("padam_ext.backends.eager.padam_step_foreach", one_after_the_other)
     run(case, dtype, "eager")
 
 
