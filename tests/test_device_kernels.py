@@ -145,35 +145,58 @@ def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
     step_and_check(optimizer)
 
 
+# In the order of csrc/launch_table.h.
+FIELDS = (
+    "step_size", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2_high",
+    "one_minus_beta2_low", "eps", "coupled_decay", "decoupled_decay", "inverse_correction",
+    "exponent", "exponent_high", "exponent_low", "root",
+)  # fmt: skip
+
+
 class Table:
     """A table in memory, by hand, of tensors at any address."""
 
     on_host = SimpleNamespace(
-        param_dtype=0, grad_dtype=0, rows=SimpleNamespace(root=ROOTS.index("general"))
+        slot_dtypes=[0] * 5, compute_dtype=0, rows=SimpleNamespace(root=ROOTS.index("general"))
     )
 
     def __init__(self, addresses, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk):
         self.addresses = torch.tensor(addresses)  # [slot][tensor]
         self.numels = torch.tensor(numels)
         self.rows = torch.zeros(len(numels), dtype=torch.int64)
-        self.constants = torch.tensor(make_constants(OPTIONS, 1.0), dtype=torch.float32)
+        constants = make_constants(OPTIONS, 1.0)
+        row = [getattr(constants, name) for name in FIELDS]
+        self.constants = torch.tensor(row, dtype=torch.float64)
+        self.control = torch.tensor([1.0, 0.0], dtype=torch.float64)
         self.chunk_tensors = torch.tensor(chunk_tensors)
         self.chunk_first_blocks = torch.tensor(chunk_first_blocks)
         self.num_chunks = len(chunk_tensors)
-        self.partial_sums = torch.full((self.num_chunks,), -1.0)
+        self.partial_sums = torch.full((self.num_chunks,), -1.0, dtype=torch.float64)
         self.blocks_per_chunk = blocks_per_chunk
 
     def launch(self, backend):
         if backend == "triton":
             triton_step._launch_step(self, self.on_host)
         else:
-            native.module.step_on_host(cuda_step.native_table(self, self.on_host))
+            native.module.step_on_host(self.native())
 
     def launch_norm(self, backend):
         if backend == "triton":
             triton_step._launch_norm(self, self.on_host)
         else:
-            native.module.sum_of_squares_on_host(cuda_step.native_table(self, self.on_host))
+            native.module.sum_of_squares_on_host(self.native())
+
+    def native(self):
+        names = (
+            "addresses", "numels", "rows", "constants", "control", "chunk_tensors",
+            "chunk_first_blocks", "partial_sums",
+        )  # fmt: skip
+        return native.module.DeviceTable(
+            **{name: getattr(self, name).data_ptr() for name in names},
+            limits=0, prepared_control=0, row_sources=0, counters=0, num_late_rows=0,
+            counts_on_device=False, num_tensors=len(self.numels), num_chunks=self.num_chunks,
+            blocks_per_chunk=self.blocks_per_chunk, slot_dtypes=[0] * 5, compute_dtype=0,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("aligned", [True, False])
