@@ -21,7 +21,7 @@ def run_alone(code):
 
 
 FORKS = """
-import os
+import os, signal
 from test_native import native, sum_of_squares, table, tensors
 made = [tensors(500_000)]
 arguments = table(made) | {"num_threads": 3}
@@ -30,10 +30,12 @@ for slot, new in zip(made[0], tensors(500_000)): slot.copy_(new)
 first = sum_of_squares(arguments)
 child = os.fork()
 if child == 0:
+    signal.alarm(60)  # what hangs is ended
     native.module.step_cpu(**arguments)
     same = sum_of_squares(arguments) == first
     grandchild = os.fork()
     if grandchild == 0:
+        signal.alarm(60)
         native.module.step_cpu(**arguments)
         os._exit(7)
     os._exit(0 if same and os.waitpid(grandchild, 0)[1] == 7 << 8 else 1)
