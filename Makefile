@@ -99,7 +99,7 @@ test-sanitize: $(READY)
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest -n auto --expect-package-in=$(SANITIZED) -k "not eager and not cpu-plain" \
 		tests/test_native.py tests/test_layouts.py tests/test_random_lists.py tests/test_edges.py tests/test_ranges.py \
-		tests/test_plan.py tests/test_device_kernels.py
+		tests/test_plan.py tests/test_device_kernels.py tests/test_device_code.py tests/test_prepare_kernel.py
 
 # The interpreter and the compiler do not mix in one process. test_backends.py is about processes
 # in which nothing is interpreted.

@@ -24,14 +24,27 @@ ROOT = Path(__file__).parents[1]
 ARCHITECTURES = re.findall(
     r"\d+", re.search(r"PADAM_CUDA_ARCHS \"([\d;]+)\"", (ROOT / "csrc/cuda.cmake").read_text())[1]
 )
-# Variants as they stand in mangled names: template arguments are parameters, gradients, moments.
+
+
+def _mangled_step(*types: str) -> str:
+    """Of a step's Types<...>: parameters, gradients, both moments, their maximum, arithmetic."""
+    return f"multi_tensor_padamINS_5TypesI{''.join(types)}EEE"
+
+
+# Variants as they stand in mangled names; half types that come again are abbreviated there.
+_BFLOAT16, _FLOAT16, _AGAIN, _ABSENT = "NS_8bfloat16E", "NS_7float16E", "S3_", "NS_6AbsentE"
+_DTYPES = {
+    "float32": ("f", "f", "f"),
+    "float64": ("d", "d", "d"),
+    "bfloat16": (_BFLOAT16, _AGAIN, "f"),
+    "bfloat16, gradient float32": (_BFLOAT16, "f", "f"),
+    "float16": (_FLOAT16, _AGAIN, "f"),
+    "float16, gradient float32": (_FLOAT16, "f", "f"),
+}
 STEPS = {
-    "float32": "multi_tensor_padamIfffE",
-    "float64": "multi_tensor_padamIdddE",
-    "bfloat16": "multi_tensor_padamINS_8bfloat16ES2_fE",
-    "bfloat16, gradient float32": "multi_tensor_padamINS_8bfloat16EffE",
-    "float16": "multi_tensor_padamINS_7float16ES2_fE",
-    "float16, gradient float32": "multi_tensor_padamINS_7float16EffE",
+    name + suffix: _mangled_step(param, grad, t, t, t if amsgrad else _ABSENT, t)
+    for amsgrad, suffix in ((True, ""), (False, ", no AMSGrad"))
+    for name, (param, grad, t) in _DTYPES.items()
 }
 # Of gradients and sums.
 NORMS = {
@@ -40,6 +53,7 @@ NORMS = {
     "bfloat16": "multi_tensor_sum_of_squaresINS_8bfloat16EfE",
     "float16": "multi_tensor_sum_of_squaresINS_7float16EfE",
 }
+PREPARE = "prepare_step"
 
 
 @dataclass
@@ -90,7 +104,7 @@ def compile_for(architecture: str) -> dict[str, Compiled]:
     usages = re.split(r"Compiling entry function ", result.stdout + result.stderr)[1:]
     functions = re.split(r"\n\s*\.section\s+\.text\.", machine_code)[1:]
     compiled = {}
-    for mangled in (*STEPS.values(), *NORMS.values()):
+    for mangled in (*STEPS.values(), *NORMS.values(), PREPARE):
         [usage] = (text for text in usages if mangled in text)
         [code] = (text for text in functions if mangled in text[:200])
         compiled[mangled] = Compiled(
@@ -129,7 +143,7 @@ def table(console: Console) -> list[str]:
 
 def _elements(name: str) -> int:
     """That a thread takes at a time."""
-    return 2 if name == "float64" else 4
+    return 2 if name.startswith("float64") else 4
 
 
 def _step_cell(step: Compiled, elements: int) -> str:

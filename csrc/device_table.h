@@ -160,6 +160,8 @@ PADAM_INLINE void step_share(const Operands<Types>& tensor, std::int64_t begin, 
   for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
     step_elements<root, kWidth<T>>(tensor, at, c, grad_factor, decay);
   }
+  // Unrolled it would take more registers, and gain nothing: loads wait for the stores before them.
+#pragma unroll 1
   for (std::int64_t at = whole + thread; at < end; at += kThreads) {
     step_elements<root, 1>(tensor, at, c, grad_factor, decay);
   }

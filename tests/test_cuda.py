@@ -67,16 +67,25 @@ def test_the_order_on_an_nvidia_gpu(monkeypatch):
     assert len(told) == 1
 
 
-TABLE = dict.fromkeys(
-    ("addresses", "numels", "rows", "constants", "control", "limits", "prepared_control",
-     "row_sources", "counters", "chunk_tensors", "chunk_first_blocks", "num_tensors", "num_chunks",
-     "blocks_per_chunk", "partial_sums", "num_late_rows"), 0
-) | {"counts_on_device": False, "slot_dtypes": [0] * 5, "compute_dtype": 0}  # fmt: skip
+def native_table(**fields):
+    names = (
+        "addresses", "numels", "rows", "constants", "control", "limits", "prepared_control",
+        "row_sources", "counters", "chunk_tensors", "chunk_first_blocks", "num_tensors",
+        "num_chunks", "blocks_per_chunk", "partial_sums", "num_late_rows", "counts_on_device",
+        "compute_dtype",
+    )  # fmt: skip
+    return module.DeviceTable(**dict.fromkeys(names, 0) | {"slot_dtypes": [0] * 5} | fields)
+
+
+NO_INPUTS = dict.fromkeys(
+    ("sums", "num_sums", "grad_scale", "grad_scale_is_double", "found_inf",
+     "found_inf_is_double", "norm", "norm_is_double", "skipped"), 0
+)  # fmt: skip
 
 
 def test_an_error_of_cuda_says_what_where_and_how_much():
     """There is no driver here; a module without CUDA has no such function."""
-    table = module.DeviceTable(**TABLE | {"num_tensors": 3, "num_chunks": 1, "blocks_per_chunk": 1})
+    table = native_table(num_tensors=3, num_chunks=1, blocks_per_chunk=1)
     if not WITH_CUDA:
         assert not hasattr(module, "cuda_architectures")
         return
@@ -84,12 +93,34 @@ def test_an_error_of_cuda_says_what_where_and_how_much():
     for launch in (module.step_cuda, module.sum_of_squares_cuda):
         with pytest.raises(RuntimeError, match=message):
             launch(table, 0, 0)
+    with pytest.raises(RuntimeError, match=message):
+        module.prepare_cuda(table, module.PrepareInputs(**NO_INPUTS), 0, 0)
 
 
-@pytest.mark.parametrize("slot_dtypes", [[7, 0, 0, 0, 0], [0, 2, 0, 0, 0], [0, 0, -1, 0, 0]])
-def test_a_table_of_dtypes_that_no_kernel_takes(slot_dtypes):
-    with pytest.raises(ValueError, match=r"param|grad|exp_avg"):
-        module.DeviceTable(**TABLE | {"slot_dtypes": slot_dtypes})
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"slot_dtypes": [7, 0, 0, 0, 0]}, "^param: 7 is not a dtype"),
+        ({"slot_dtypes": [0, 0, 0, 0]}, "^slot_dtypes: expected 5, got 4"),
+        ({"slot_dtypes": [0, 0, 0, -1, 0]}, "^exp_avg_sq: -1 says that it is absent"),
+        ({"slot_dtypes": [1] * 5}, r"^param: 1 \(float64\) has no codec to float32"),
+        ({"compute_dtype": 3}, "^compute_dtype: 3 is neither"),
+        (
+            {"slot_dtypes": [0, 2, 0, 0, -1]},
+            "^no kernel is compiled for the signature param float32, grad bfloat16, "
+            "exp_avg float32, exp_avg_sq float32, max_exp_avg_sq absent, in float32$",
+        ),
+    ],
+)
+def test_a_signature_that_no_kernel_takes(fields, message):
+    with pytest.raises(ValueError, match=message):
+        native_table(**fields)
+
+
+def test_blocks():
+    assert [module.block_of(code) for code in (0, 1)] == [1024, 512]
+    with pytest.raises(ValueError, match=r"^compute_dtype: 2 is neither float32"):
+        module.block_of(2)
 
 
 def test_the_report_names_the_architectures(capsys, monkeypatch):

@@ -24,7 +24,7 @@ each_architecture = pytest.mark.parametrize(
 @each_architecture
 def test_the_step(architecture, name):
     compiled = compile_for(architecture)[cuda_kernels.STEPS[name]]
-    check_resources(compiled, MOST_REGISTERS.get(name, 80), name)
+    check_resources(compiled, MOST_REGISTERS.get(name.partition(",")[0], 80), name)
     # One loop for each root, or more where the compiler made one for each kind of decay.
     assert len(compiled.whole_block_loops) >= 6
     for loop in compiled.whole_block_loops:
@@ -43,12 +43,19 @@ def test_the_norm(architecture, name):
     assert kinds == {frozenset({wide}), frozenset({single})}
 
 
+@each_architecture
+def test_the_preparation(architecture):
+    compiled = compile_for(architecture)[cuda_kernels.PREPARE]
+    assert compiled.stack_bytes == 0
+    assert compiled.spilled_bytes == 0
+
+
 def check_resources(compiled, most_registers, name):
     assert compiled.stack_bytes == 0
     assert compiled.spilled_bytes == 0
     assert compiled.registers <= most_registers
     with_doubles = bool(re.search(r"\bD(ADD|MUL|FMA|SETP)\b", compiled.machine_code))
-    assert with_doubles == (name == "float64")
+    assert with_doubles == name.startswith("float64")
 
 
 def accesses(loop):

@@ -6,28 +6,35 @@ import mmap
 import os
 import sys
 from array import array
+from itertools import product
 
 import pytest
 import torch
 
 from padam_ext import FusedPadam, native
-from padam_ext.constants import make_constants
-from padam_ext.grouping import PARAM_DTYPES as DTYPES
-from padam_ext.hyperparameters import Hyperparameters
-from padam_ext.launch_table import SLOTS
+from padam_ext.constants import Constants, RowOptions, make_constants
+from padam_ext.slots import ABSENT, DTYPES, SLOTS
 
-OPTIONS = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, True, "none", False, False)
+OPTIONS = RowOptions(0.1, 0.9, 0.999, 1e-8, 0.0, 0.125, "none", False, False)
+LEVELS = native.module.available_simd_levels() if native.module else []
+
+
+def row(options):
+    """The constants of a first update."""
+    return array("d", make_constants(options, 1.0))
 
 
 def table(tensors):
-    """Arguments for step_cpu over a list of 5-tuples of tensors, in SLOTS' order."""
+    """Arguments for step_cpu over a list of 5-tuples in SLOTS' order, None for an absent slot."""
+    slots = list(zip(*tensors, strict=True))
     return {
-        "addresses": array("q", [slots[i].data_ptr() for i in range(5) for slots in tensors]),
-        "numels": array("q", [slots[0].numel() for slots in tensors]),
+        "addresses": array("q", [0 if t is None else t.data_ptr() for slot in slots for t in slot]),
+        "numels": array("q", [param.numel() for param in slots[0]]),
         "rows": array("q", [0] * len(tensors)),
-        "constants": array("d", make_constants(OPTIONS, 1.0)),
-        "param_dtype": 0,
-        "grad_dtype": 0,
+        "constants": row(OPTIONS),
+        "slot_dtypes": [ABSENT if s[0] is None else DTYPES.index(s[0].dtype) for s in slots],
+        "compute_dtype": 0,
+        "grad_factor": 1.0,
         "num_threads": 1,
         "simd_level": native.simd_level(),
     }
@@ -42,6 +49,14 @@ def tensors(size):
 def test_slots_and_dtypes_are_in_the_order_of_the_header():
     assert list(SLOTS) == ["param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
     assert list(DTYPES) == [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def test_fields_are_in_the_order_of_the_header():
+    assert Constants._fields == (
+        "step_size", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2_high",
+        "one_minus_beta2_low", "eps", "coupled_decay", "decoupled_decay", "inverse_correction",
+        "exponent", "exponent_high", "exponent_low", "root",
+    )  # fmt: skip
 
 
 def test_a_hand_built_table():
@@ -62,7 +77,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("level", native.module.available_simd_levels() if native.module else [])
+@pytest.mark.parametrize("level", LEVELS)
 def test_threads_share_the_work_without_gap_or_overlap(name, level):
     """Bitwise the same on any number of threads: every element exactly once."""
     made = [tensors(size) for size in LISTS[name]]
@@ -106,11 +121,12 @@ def test_the_optimizer_uses_as_many_threads_as_torch():
 
 
 def sum_of_squares(arguments, **changes):
-    names = ("addresses", "numels", "grad_dtype", "num_threads", "simd_level")
-    return native.module.sum_of_squares_cpu(**{name: arguments[name] for name in names} | changes)
+    names = ("addresses", "numels", "num_threads", "simd_level")
+    taken = {name: arguments[name] for name in names} | {"grad_dtype": arguments["slot_dtypes"][1]}
+    return native.module.sum_of_squares_cpu(**taken | changes)
 
 
-@pytest.mark.parametrize("level", native.module.available_simd_levels())
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("sizes", LISTS.values(), ids=LISTS)
 def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
     made = [tensors(size) for size in sizes]
@@ -128,13 +144,18 @@ def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
         ({"rows": array("q", [1])}, r"rows: 1 is outside \[0, 1\)"),
         ({"rows": array("q", [-1])}, r"rows: -1 is outside"),
         ({"rows": array("i", [0])}, "rows: expected 1 .* of 4 bytes"),
-        ({"constants": array("d", [0.1] * 18)}, "constants: expected 17"),
-        ({"constants": array("d", [0.1] * 14 + [6.0, 1.0, 0.0])}, "constants: root 6.0* is none"),
-        ({"constants": array("d", [0.1] * 14 + [-1.0, 1.0, 0.0])}, "constants: root -1.0* is none"),
-        ({"constants": array("d", [float("nan")] * 17)}, "constants: root -?nan is none"),
+        ({"constants": array("d", [0.1] * 15)}, "constants: expected 14"),
+        ({"constants": array("d", [0.1] * 13 + [6.0])}, "constants: root 6.0* is none"),
+        ({"constants": array("d", [0.1] * 13 + [-1.0])}, "constants: root -1.0* is none"),
+        ({"constants": array("d", [float("nan")] * 14)}, "constants: root -?nan is none"),
         ({"simd_level": "sse9"}, "SIMD level 'sse9' is not available"),
-        ({"param_dtype": 4}, "param_dtype: 4 is not a dtype"),
-        ({"grad_dtype": 2}, "a gradient of dtype 2 beside a parameter of dtype 0"),
+        ({"slot_dtypes": [0] * 4}, "slot_dtypes: expected 5, got 4"),
+        ({"slot_dtypes": [4, 0, 0, 0, 0]}, "^param: 4 is not a dtype"),
+        ({"slot_dtypes": [0, 0, 0, 0, -2]}, "^max_exp_avg_sq: -2 is not a dtype"),
+        ({"slot_dtypes": [0, ABSENT, 0, 0, 0]}, "^grad: -1 says that it is absent, but every step"),
+        ({"slot_dtypes": [0, 0, 1, 0, 0]}, r"^exp_avg: 1 \(float64\) has no codec to float32"),
+        ({"compute_dtype": 1}, r"^param: 0 \(float32\) has no codec to float64"),
+        ({"compute_dtype": 2}, r"^compute_dtype: 2 is neither float32 \(0\) nor float64 \(1\)"),
     ],
     ids=str,
 )
@@ -155,18 +176,17 @@ def test_counters():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("level", native.module.available_simd_levels() if native.module else [])
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_half_number_passes_through_unchanged(dtype, level):
     """lr=0 leaves a parameter as it is: all 65536 bit patterns must come back, NaN as NaN."""
     bits = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
     param = bits.view(dtype).clone()
     zeros = [torch.zeros(param.shape) for _ in range(3)]
-    row = array("d", make_constants(OPTIONS._replace(lr=0.0), 1.0))
-    code = DTYPES.index(dtype)
     grad = torch.zeros_like(param)
     arguments = table([(param, grad, *zeros)]) | {
-        "constants": row, "param_dtype": code, "grad_dtype": code, "simd_level": level,
-    }  # fmt: skip
+        "constants": row(OPTIONS._replace(lr=0.0)),
+        "simd_level": level,
+    }
     native.module.step_cpu(**arguments)
     is_nan = bits.view(dtype).isnan()
     assert torch.equal(param.isnan(), is_nan)
@@ -174,7 +194,7 @@ def test_every_half_number_passes_through_unchanged(dtype, level):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("level", native.module.available_simd_levels() if native.module else [])
+@pytest.mark.parametrize("level", LEVELS)
 def test_results_are_rounded_to_half_as_torch_does(dtype, level):
     """b1=0, p=0, lr=1: x becomes the nearest half number to x - g, for g all over float32."""
     generator = torch.Generator().manual_seed(0)
@@ -191,12 +211,63 @@ def test_results_are_rounded_to_half_as_torch_does(dtype, level):
     param = torch.zeros(grad.shape, dtype=dtype)
     zeros = [torch.zeros(grad.shape) for _ in range(3)]
     options = OPTIONS._replace(lr=1.0, beta1=0.0, partial=0.0)
-    arguments = table([(param, grad, *zeros)]) | {
-        "constants": array("d", make_constants(options, 1.0)),
-        "param_dtype": DTYPES.index(dtype), "simd_level": level,
-    }  # fmt: skip
+    arguments = table([(param, grad, *zeros)]) | {"constants": row(options), "simd_level": level}
     native.module.step_cpu(**arguments)
     assert torch.equal(param, (-grad).to(dtype))
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("amsgrad", [True, False], ids=["amsgrad", "no amsgrad"])
+@pytest.mark.parametrize("dtypes", [(h, s) for h in HALF for s in range(32)], ids=str)
+def test_any_slot_may_be_stored_in_half(dtypes, amsgrad):
+    """Every set of slots: as a step in float32 on what is stored, whose results are rounded."""
+    half, chosen = dtypes
+    for level, size, partial in product(LEVELS, (1, 511, 513, 2000), (0.125, 0.5)):
+        full = [slot if amsgrad or i < 4 else None for i, slot in enumerate(tensors(size))]
+        stored = [
+            slot if slot is None or not chosen >> i & 1 else slot.to(half)
+            for i, slot in enumerate(full)
+        ]
+        wide = [None if slot is None else slot.float().clone() for slot in stored]
+        changes = {"constants": row(OPTIONS._replace(partial=partial)), "simd_level": level}
+        native.module.step_cpu(**table([stored]) | changes)
+        native.module.step_cpu(**table([wide]) | changes)
+        for narrow, exact in zip(stored, wide, strict=True):
+            assert narrow is None or torch.equal(narrow, exact.to(narrow.dtype))
+
+
+def test_the_gradient_factor_multiplies_every_gradient():
+    one, other = tensors(1000), tensors(1000)
+    native.module.step_cpu(**table([one]) | {"grad_factor": 0.37})
+    other[1].mul_(0.37)
+    native.module.step_cpu(**table([other]))
+    for slot in (0, 2, 3, 4):
+        assert torch.equal(one[slot], other[slot])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_infinite_parameters_stay_under_decoupled_decay(dtype, level):
+    options = OPTIONS._replace(weight_decay=0.1, decoupled_weight_decay=True)
+    double = dtype == torch.float64
+    for partial in (0.0, 0.5, 0.25, 0.125, 0.0625, 0.3):
+        x = torch.tensor([math.inf, -math.inf, math.nan, 1.0, 0.0] * 20, dtype=dtype)
+        grad = torch.ones_like(x)
+        state_dtype = dtype if double else torch.float32
+        state = [torch.full(x.shape, 0.01, dtype=state_dtype) for _ in range(3)]
+        x_before = x.clone()
+        arguments = table([(x, grad, *state)]) | {
+            "constants": row(options._replace(partial=partial)),
+            "compute_dtype": int(double),
+            "simd_level": level,
+        }
+        native.module.step_cpu(**arguments)
+        odd = ~x_before.isfinite()
+        assert torch.equal(x[odd].nan_to_num(7.0), x_before[odd].nan_to_num(7.0))
+        assert x[~odd].isfinite().all()
+        assert (x[~odd] != x_before[~odd]).all()
 
 
 def repeated_memory(num_bytes, chunk_bytes):
@@ -240,8 +311,7 @@ def test_more_than_two_to_the_31_elements():
         g.fill_(1.0)
         # b1 = b2 = 0, lr = 1: every visit takes 1 from x.
         options = OPTIONS._replace(lr=1.0, beta1=0.0, beta2=0.0, partial=partial)
-        row = array("d", make_constants(options, 1.0))
-        native.module.step_cpu(**arguments | {"constants": row})
+        native.module.step_cpu(**arguments | {"constants": row(options)})
         assert (x[:extra] == -(repeats + 1)).all()
         assert (x[extra:] == -repeats).all()
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
@@ -249,6 +319,6 @@ def test_more_than_two_to_the_31_elements():
     # Threads: shares begin at large offsets. What repeats is stepped by several at once, so here
     # a step does the same each time: lr = 0 and b1 = 0 set m to the gradient.
     g.copy_(torch.arange(chunk_numel))
-    row = array("d", make_constants(options._replace(lr=0.0, partial=0.0), 1.0))
-    native.module.step_cpu(**arguments | {"constants": row, "num_threads": 2})
+    still = row(options._replace(lr=0.0, partial=0.0))
+    native.module.step_cpu(**arguments | {"constants": still, "num_threads": 2})
     assert torch.equal(m, g)

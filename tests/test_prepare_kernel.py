@@ -1,6 +1,6 @@
 """The kernel that works out, before a step, what only the device knows: held against its rules.
 
-Triton's runs in its interpreter (`make test-interpret`).
+Triton's runs in its interpreter (`make test-interpret`), the CUDA code on the CPU.
 """
 
 import math
@@ -11,6 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+
+from checking import INTERPRETED
+from padam_ext import native
+from padam_ext.backends import cuda
+from padam_ext.slots import Signature
 
 FIELDS = 14
 # Fields of a row that the kernel reads, then those that it writes.
@@ -26,10 +31,14 @@ def prepare_by_triton(table, inputs):
     prepare_step.launch(table, inputs)
 
 
-IMPLEMENTATIONS = {"triton": prepare_by_triton}
+def prepare_by_cuda_code(table, inputs):
+    native.module.prepare_on_host(cuda.native_table(table), cuda.native_inputs(inputs))
 
 
-@pytest.fixture(params=[pytest.param("triton", marks=pytest.mark.interpret)])
+IMPLEMENTATIONS = {"triton": prepare_by_triton, "cuda-on-host": prepare_by_cuda_code}
+
+
+@pytest.fixture(params=["triton" if INTERPRETED else "cuda-on-host"])
 def prepare(request):
     return IMPLEMENTATIONS[request.param]
 
@@ -114,6 +123,11 @@ class Table:
         self.counters = torch.tensor(addresses, dtype=torch.int64)
         self.num_late_rows = len(rows)
         self.counts_on_device = on_device
+        # What the native table has beside.
+        self.signature = Signature((torch.float32,) * 5, torch.float32)
+        self.rows = self.chunk_tensors = self.chunk_first_blocks = self.numels
+        self.control = self.prepared_control
+        self.num_chunks, self.blocks_per_chunk, self.partial_sums = 0, 1, None
 
     @property
     def counts(self):
