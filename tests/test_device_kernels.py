@@ -15,9 +15,8 @@ from padam_ext import FusedPadam, cuda_step, native, triton_step
 from padam_ext.constants import ROOTS, make_constants
 from padam_ext.hyperparameters import Hyperparameters
 
-pytestmark = pytest.mark.parametrize(
-    "backend", ["triton" if INTERPRETED else "cuda-on-host"], indirect=True
-)
+ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
+pytestmark = [pytest.mark.sanitize, pytest.mark.parametrize("backend", [ON_CPU], indirect=True)]
 # x = -g: an element that is stepped twice, or not at all, shows.
 OPTIONS = Hyperparameters(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, True, "none", False, False)
 

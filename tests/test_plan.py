@@ -11,6 +11,8 @@ from checking import step_and_check
 from padam_ext import FusedPadam
 from padam_ext.gather import NativeGatherer, PythonGatherer, best_gatherer
 
+pytestmark = [pytest.mark.sanitize, pytest.mark.gpu_variants]
+
 
 @pytest.fixture(params=[NativeGatherer, PythonGatherer], autouse=True)
 def gatherer(request, monkeypatch):
@@ -140,8 +142,8 @@ def test_the_next_step_sees(change, keep_gradient, backend):
     optimizer = FusedPadam(
         [other, param], weight_decay=0.1, bias_correction="adam", backend=backend
     )
-    for step in range(4):
-        if step == 2:
+    for step in range(6):
+        if step == 3:
             change(param, optimizer)
         for p in (other, param):
             if not p.requires_grad:
