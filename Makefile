@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo bench bench-gpu test lint types tests \
+.PHONY: help demo bench bench-gpu test lint types tests test-all-cases \
 	test-build test-sanitize test-interpret test-compile test-cuda test-clients \
 	test-paper test-gpu test-gpu-sanitize kernel-tables paper clean
 
 help:
 	@echo "make demo           train a small ResNet on handwritten digits by four optimizers"
 	@echo "make test           lint, types and tests"
+	@echo "make test-all-cases the rest of the cases of those tests"
 	@echo "make test-build     install in fresh environments, with and without torch or a compiler"
 	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
 	@echo "make test-interpret the Triton kernel in Triton's interpreter"
@@ -84,12 +85,15 @@ types: $(READY)
 tests: $(READY)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto
 
+# Cases that `make test` has no time for.
+test-all-cases: $(READY)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto -m "slow and not interpret and not gpu"
+
 test-build: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m build
 
-# A second copy of the package, whose native module is built with both sanitizers. The runtime has
-# to be loaded before Python; leaks are not looked for, since Python itself never frees all. Of the
-# SIMD levels the plain one, which is slow, is left to the tests of the native module by itself.
+# A second copy of the package, with a native module built with both sanitizers. Their runtime must be
+# loaded before Python. Leaks are not looked for: Python itself does not free everything.
 SANITIZED := build/sanitized
 test-sanitize: $(READY)
 	rm -rf $(SANITIZED)
@@ -97,16 +101,11 @@ test-sanitize: $(READY)
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) .
 	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 OMP_WAIT_POLICY=passive \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-		$(BIN)/pytest -n auto --expect-package-in=$(SANITIZED) -k "not eager and not cpu-plain" \
-		tests/test_native.py tests/test_layouts.py tests/test_random_lists.py tests/test_edges.py tests/test_ranges.py \
-		tests/test_plan.py tests/test_device_kernels.py tests/test_device_code.py tests/test_prepare_kernel.py
+		$(BIN)/pytest -n auto --expect-package-in=$(SANITIZED) -m sanitize -k "not eager"
 
-# The interpreter and the compiler do not mix in one process. test_backends.py is about processes
-# in which nothing is interpreted.
+# The interpreter and the compiler do not mix in one process.
 test-interpret: $(READY)
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -n auto -k triton -m "not build and not compile and not nvcc and not gpu" \
-		--ignore tests/test_backends.py
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m interpret
 
 test-compile: $(READY)
 	$(BIN)/python -m pytest -n auto -m compile
@@ -127,7 +126,7 @@ test-clients:
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r requirements-clients.txt
 	PADAM_EXT_BUILD=cpu $(CLIENTS)/bin/pip install --quiet --disable-pip-version-check \
 		--force-reinstall --no-deps .
-	$(CLIENTS)/bin/pytest --expect-package-in=$(CLIENTS) -m clients tests/test_clients.py
+	$(CLIENTS)/bin/pytest --expect-package-in=$(CLIENTS) -m clients
 
 # torchvision does not import beside every torch, so it has an environment of its own as well. What
 # is tested is the native module built for the other environment: one serves every torch.
@@ -136,19 +135,16 @@ test-paper: $(READY)
 	@test -d $(PAPER) || $(PYTHON) -m venv $(PAPER)
 	@echo "Installing into $(PAPER); torchvision asks for the PyTorch that has CUDA, gigabytes"
 	$(PAPER)/bin/pip install --quiet --disable-pip-version-check --no-compile -r requirements-paper.txt
-	OMP_WAIT_POLICY=passive $(PAPER)/bin/python -m pytest -n auto -m paper tests/test_paper_images.py
-
-GPU_TESTS := $(addprefix tests/test_,gpu.py update.py ranges.py edges.py layouts.py plan.py clipping.py custom_op.py \
-	checkpoint.py conventions.py schedulers.py)
+	OMP_WAIT_POLICY=passive $(PAPER)/bin/python -m pytest -n auto -m paper
 
 # Not in the virtual environment: a GPU machine has a torch and a Triton of its own. Nothing here
 # needs more than pytest and numpy.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu $(GPU_TESTS)
+	$(PYTHON) -m pytest -m gpu
 
 # Where NVIDIA's compute-sanitizer is installed.
 test-gpu-sanitize:
-	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu tests/test_gpu.py -k "another_kernel"
+	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu -k "another_kernel"
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(PAPER) build dist out *.egg-info padam_ext/_native*.so \

@@ -68,16 +68,21 @@ def ids(values):
     return [getattr(v, "name", str(v).removeprefix("torch.")).replace(" ", "-") for v in values]
 
 
-# The half types take turns: they differ only in how parameters and gradients are read and written.
-# Each meets every p and every correction, and one or the other every case.
+# In `make test` the half types take turns: they differ only in how parameters and gradients are
+# read and written. Each meets every p and every correction there. The other cases are slow.
 HALF_TYPES = (torch.bfloat16, torch.float16)
-PAIRS = [
-    (case, dtype)
-    for number, case in enumerate(CASES)
-    for dtype in (torch.float32, torch.float64, HALF_TYPES[number % 2])
-]
 each_case_and_dtype = pytest.mark.parametrize(
-    ("case", "dtype"), PAIRS, ids=["-".join(ids(pair)) for pair in PAIRS]
+    ("case", "dtype"),
+    [
+        pytest.param(
+            case,
+            dtype,
+            id="-".join(ids((case, dtype))),
+            marks=[pytest.mark.slow] if dtype == HALF_TYPES[number % 2 - 1] else [],
+        )
+        for number, case in enumerate(CASES)
+        for dtype in DTYPES
+    ],
 )
 each_partial = pytest.mark.parametrize("partial", PARTIALS, ids=ids(PARTIALS))
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=ids(DTYPES))

@@ -21,21 +21,36 @@ if INTERPRETED:
     VARIANTS = ["triton"]
 
 
-# Tests of numbers run at each SIMD level. The others look at what happens before a kernel is
-# called, to which the level makes no difference: there the best one stands for all.
-TESTS_OF_NUMBERS = {
-    f"test_{name}"
-    for name in ("update", "edges", "ranges", "layouts", "random_lists", "clipping", "peers")
-}
+# Of these markers, each is written in the files that it selects.
+MARKERS_OF_FILES = ("build", "clients", "compile", "gpu", "nvcc", "paper", "sanitize")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """With `-m MARKER`, reads the files that name it: others may import what is not installed."""
+    marker = config.getoption("markexpr")
+    if marker in MARKERS_OF_FILES and collection_path.suffix == ".py":
+        return f"mark.{marker}" not in collection_path.read_text() or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(config, items):
-    others = {f"cpu-{level}" for level in LEVELS[1:]}
+    """Markers that depend on which backend a test has."""
+    other_levels = {f"cpu-{level}" for level in LEVELS[1:]}
     kept, left = [], []
     for item in items:
         variant = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
-        of_numbers = item.module.__name__ in TESTS_OF_NUMBERS
-        (left if variant in others and not of_numbers else kept).append(item)
+        on_gpu = item.get_closest_marker("gpu") and variant is not None
+        if on_gpu and not item.get_closest_marker("gpu_variants"):
+            left.append(item)
+            continue
+        kept.append(item)
+        if variant in other_levels and not item.get_closest_marker("numbers"):
+            # This test looks at what happens before a kernel is called, where the SIMD level makes
+            # no difference. The best level stands for all in `make test`.
+            item.add_marker(pytest.mark.slow)
+        if INTERPRETED and variant == "triton":
+            item.add_marker(pytest.mark.interpret)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 

@@ -12,6 +12,8 @@ from checking import step_and_check
 from padam_ext import FusedPadam
 from test_conventions import backward, equal, make_model, train
 
+pytestmark = pytest.mark.gpu_variants
+
 
 def through_file(state_dict):
     buffer = io.BytesIO()

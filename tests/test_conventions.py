@@ -9,6 +9,8 @@ import torch
 from checking import assert_same, step_and_check
 from padam_ext import FusedPadam
 
+pytestmark = pytest.mark.gpu_variants
+
 
 def make_model():
     torch.manual_seed(0)

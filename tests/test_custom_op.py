@@ -9,6 +9,8 @@ from torch._dynamo.utils import counters
 from padam_ext import FusedPadam
 from test_clipping import NAMES, make_params, set_grads
 
+pytestmark = pytest.mark.gpu_variants
+
 STEP = torch.ops.padam_ext.step
 LR, BETAS, EPS, DECAY = 0.1, (0.9, 0.999), 1e-8, 0.05
 
@@ -35,19 +37,17 @@ def new_states(params, amsgrad=True):
     ]  # fmt: skip
 
 
-# Each two of dtype, amsgrad and options meet; options of the step are for test_update.py.
 @pytest.mark.parametrize(
-    ("dtype", "amsgrad", "options"),
+    "options",
     [
-        (torch.float32, True, {}),
-        (torch.bfloat16, False, {}),
-        (torch.float32, False, {"partial": 0.3, "bias_correction": "adam"}),
-        (torch.bfloat16, True, {"partial": 0.3, "bias_correction": "adam"}),
-        (torch.float32, True, {"decoupled_weight_decay": True, "maximize": True}),
-        (torch.bfloat16, False, {"decoupled_weight_decay": True, "maximize": True}),
+        {},
+        {"partial": 0.3, "bias_correction": "adam"},
+        {"decoupled_weight_decay": True, "maximize": True},
     ],
     ids=str,
 )
+@pytest.mark.parametrize("amsgrad", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_does_what_the_optimizer_does(dtype, amsgrad, options, backend, to_device):
     params = to_device(make_params(dtype))
     twins = [torch.nn.Parameter(param.clone()) for param in params]

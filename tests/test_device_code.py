@@ -21,6 +21,7 @@ SIGNATURES = [
     )
     for amsgrad in (False, True)
 ]  # fmt: skip
+pytestmark = pytest.mark.sanitize
 each_signature = pytest.mark.parametrize("signature", SIGNATURES, ids=str)
 
 

@@ -14,9 +14,8 @@ from padam_ext.backends import cuda
 from padam_ext.constants import ROOTS, RowOptions, make_constants
 from padam_ext.slots import Signature
 
-pytestmark = pytest.mark.parametrize(
-    "backend", ["triton" if INTERPRETED else "cuda-on-host"], indirect=True
-)
+ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
+pytestmark = [pytest.mark.sanitize, pytest.mark.parametrize("backend", [ON_CPU], indirect=True)]
 # x = -g: an element that is stepped twice, or not at all, shows.
 OPTIONS = RowOptions(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, "none", False, False)
 

@@ -7,6 +7,8 @@ from cases import each_dtype, each_partial
 from checking import INTERPRETED, assert_same, step_and_check
 from padam_ext import FusedPadam
 
+pytestmark = [pytest.mark.numbers, pytest.mark.sanitize, pytest.mark.gpu_variants]
+
 
 def parameter(values, dtype=torch.float32):
     return torch.nn.Parameter(torch.as_tensor(values, dtype=dtype))

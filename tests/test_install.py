@@ -171,9 +171,30 @@ def test_architectures_of_which_nvcc_knows_none(tmp_path):
 
 
 @uses_sdist
-def test_a_pure_python_install_works_and_says_so(sdist, environment):
-    output = environment.install(sdist, PADAM_EXT_BUILD="auto", CXX="no-such-compiler")
-    assert "pure-Python install: no C++ compiler was found" in output
+@needs_nvcc
+def test_with_nvcc_the_cuda_code_is_built_and_needs_no_driver(sdist, environment):
+    output = environment.install(sdist, PADAM_EXT_BUILD="cuda", PADAM_EXT_CUDA_ARCHS="9.0")
+    assert "padam_ext: built the native CPU and CUDA module, by nvcc" in output
+    environment.lend_torch()
+    report = run(environment.python, "-m", "padam_ext")
+    assert re.search(r"^CUDA +code for sm_90, by nvcc ", report, re.MULTILINE)
+    assert "cuda     not available: this torch is for the CPU only" in report
+
+
+@uses_sdist
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"PADAM_EXT_BUILD": "none"}, "pure-Python install, as PADAM_EXT_BUILD=none asks"),
+        (
+            {"PADAM_EXT_BUILD": "auto", "CXX": "no-such-compiler"},
+            "pure-Python install: no C++ compiler was found",
+        ),
+    ],
+    ids=["asked for", "no compiler"],
+)
+def test_a_pure_python_install_works_and_says_so(variables, line, sdist, environment):
+    assert line in environment.install(sdist, **variables)
     assert not environment.native_modules()
     environment.lend_torch()
     output = run(environment.python, "-c", STEP)

@@ -13,6 +13,8 @@ from padam_ext import FusedPadam
 from padam_ext.gather import NativeGatherer, PythonGatherer, best_gatherer
 from padam_ext.plan import WHOLE
 
+pytestmark = [pytest.mark.sanitize, pytest.mark.gpu_variants]
+
 
 @pytest.fixture(params=[NativeGatherer, PythonGatherer], autouse=True)
 def gatherer(request, monkeypatch):
@@ -142,8 +144,8 @@ def test_the_next_step_sees(change, keep_gradient, backend):
     optimizer = FusedPadam(
         [other, param], weight_decay=0.1, bias_correction="adam", backend=backend
     )
-    for step in range(4):
-        if step == 2:
+    for step in range(6):
+        if step == 3:
             change(param, optimizer)
         for p in (other, param):
             if not p.requires_grad:

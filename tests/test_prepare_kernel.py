@@ -35,10 +35,13 @@ def prepare_by_cuda_code(table, inputs):
     native.module.prepare_on_host(cuda.native_table(table), cuda.native_inputs(inputs))
 
 
+pytestmark = pytest.mark.sanitize
 IMPLEMENTATIONS = {"triton": prepare_by_triton, "cuda-on-host": prepare_by_cuda_code}
 
 
-@pytest.fixture(params=["triton" if INTERPRETED else "cuda-on-host"])
+@pytest.fixture(
+    params=[pytest.param("triton", marks=pytest.mark.interpret) if INTERPRETED else "cuda-on-host"]
+)
 def prepare(request):
     return IMPLEMENTATIONS[request.param]
 

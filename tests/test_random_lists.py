@@ -1,11 +1,14 @@
 """Lists of tensors of any shape, dtype and layout, drawn at random."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
+
+pytestmark = [pytest.mark.numbers, pytest.mark.sanitize]
 
 shapes = st.lists(st.integers(0, 6), min_size=0, max_size=4)
 

@@ -7,6 +7,8 @@ from checking import step_and_check
 from padam_ext import FusedPadam
 from test_conventions import backward, make_model
 
+pytestmark = pytest.mark.gpu_variants
+
 SCHEDULERS = {
     "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
     "MultiStepLR": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),

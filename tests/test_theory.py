@@ -68,11 +68,11 @@ def gradient(x):
 
 NOISE = 0.5
 DIMENSION = 4
-STEPS = 5_000
 PARTIALS = (0.0, 1 / 8, 1 / 4, 0.4, 1 / 2)
 
 
-def test_padam_stays_below_the_bound():
+@pytest.mark.parametrize("steps", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_padam_stays_below_the_bound(steps):
     """The mean over all iterates is what the sampled one has in expectation.
 
     One optimizer runs all p side by side: each is a row of `x` and a group with its own step size.
@@ -82,13 +82,13 @@ def test_padam_stays_below_the_bound():
     # Where the gradient is largest.
     x = torch.full((len(PARTIALS), DIMENSION), 3**-0.5, dtype=torch.float64)
     start, steepest = losses(x[0]).sum().item(), gradient(x[0])
-    noise = NOISE * (2 * torch.rand(STEPS, DIMENSION, generator=generator).double() - 1)
+    noise = NOISE * (2 * torch.rand(steps, DIMENSION, generator=generator).double() - 1)
     settings, groups = [], []
     for partial, row in zip(PARTIALS, x, strict=True):
         inverse = (((1 - betas[1]) * (steepest + noise) ** 2) ** -partial).sum(1).mean().item()
         setting = Setting(
             *betas, partial, gradient_bound=3 * math.sqrt(3) / 8 + NOISE, smoothness=2.0,
-            dimension=DIMENSION, steps=STEPS, growth=0.5, gap=start, inverse_first_moment=inverse,
+            dimension=DIMENSION, steps=steps, growth=0.5, gap=start, inverse_first_moment=inverse,
         )  # fmt: skip
         settings.append(setting)
         param = torch.nn.Parameter(row)
@@ -102,6 +102,6 @@ def test_padam_stays_below_the_bound():
         torch.add(gradient(x), noise_of_step, out=grads)
         optimizer.step()
         total += gradient(x).square().sum(1)
-    for setting, group, mean in zip(settings, groups, total / (STEPS - 1), strict=True):
+    for setting, group, mean in zip(settings, groups, total / (steps - 1), strict=True):
         # The bound says something: it is below what standing still would give.
         assert mean < bound(setting, group["lr"]) < 0.9 * steepest.square().sum()

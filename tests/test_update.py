@@ -1,5 +1,6 @@
 """Every backend, case and dtype against the oracle: states as well as parameters."""
 
+import pytest
 import torch
 
 from cases import each_case_and_dtype
@@ -7,8 +8,10 @@ from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
 from padam_ext.reference import padam_step
 
+pytestmark = [pytest.mark.numbers, pytest.mark.gpu_variants]
+
 # Sizes below, at and across vector widths and blocks; fewer where interpretation takes its time.
-NUM_STEPS, SIZES = 4, ((1, 1031) if INTERPRETED else (1, 7, 64, 333, 1031))
+NUM_STEPS, SIZES = 6, ((1, 1031) if INTERPRETED else (1, 7, 64, 333, 1031))
 
 
 @each_case_and_dtype
