@@ -162,8 +162,7 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
   hints.resize(count);
   hints_ = std::move(hints);
   return py::make_tuple(params, grads, as_bytes(group_indices.data(), group_indices.size()),
-                        std::move(reading),
-                        as_bytes(grad_addresses.data(), grad_addresses.size()));
+                        std::move(reading), as_bytes(grad_addresses.data(), grad_addresses.size()));
 }
 
 Reading Gatherer::read_states(const py::object& states, const py::list& params,

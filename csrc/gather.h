@@ -26,7 +26,9 @@ class Reading {
   // Ends the words of one parameter. One that cannot be read is never the same as another.
   void end_piece(bool readable);
 
-  bool same(const Reading& other) const { return readable_ && other.readable_ && words_ == other.words_; }
+  bool same(const Reading& other) const {
+    return readable_ && other.readable_ && words_ == other.words_;
+  }
   // The words of each parameter, as bytes; None for one that could not be read.
   py::list pieces() const;
 

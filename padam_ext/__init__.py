@@ -4,8 +4,8 @@ from importlib.metadata import version
 
 try:
     from padam_ext import custom_op as _custom_op  # noqa: F401 - it defines torch.ops.padam_ext
-    from padam_ext.choice import available_backends
     from padam_ext.backward import step_during_backward
+    from padam_ext.choice import available_backends
     from padam_ext.iterate_sampler import IterateSampler
     from padam_ext.optimizer import FusedPadam
 except ModuleNotFoundError as error:

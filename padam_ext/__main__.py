@@ -45,7 +45,10 @@ def main() -> None:
             status = f"not available: {reason}"
         print(f"  {backend.name:<8} {status}")
         for device in map(torch.device, devices) if reason is None else ():
-            if backend.is_for(device) and (broken := trial.broken_reason(backend, device)) is not None:
+            if (
+                backend.is_for(device)
+                and (broken := trial.broken_reason(backend, device)) is not None
+            ):
                 print(f"  {'':<8} but not on {device}: {broken}")
 
 

@@ -189,9 +189,7 @@ class Bound:
         return addresses
 
 
-def make_buckets(
-    records: Sequence[ParamRecord], group_indices: Iterable[int]
-) -> list[Bucket]:
+def make_buckets(records: Sequence[ParamRecord], group_indices: Iterable[int]) -> list[Bucket]:
     """Sorts parameters into buckets."""
     buckets: dict[tuple[torch.device, Signature], Bucket] = {}
     for position, (record, group_index) in enumerate(zip(records, group_indices, strict=True)):

@@ -117,9 +117,7 @@ def make_constants(options: RowOptions, step: float) -> Constants:
     lr, decay = _or_nan(options.lr), _or_nan(options.weight_decay)
     c, r = math.nan, math.nan
     if step != UNKNOWN_STEP or options.bias_correction == "none":
-        c, r = bias_correction_factors(
-            options.bias_correction, options.beta1, options.beta2, step
-        )
+        c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
     coupled, decoupled = _decay_factors(options)
     one_minus_beta2_high = _leading_bits_below(1.0 - options.beta2)
     exponent = -2.0 * options.partial

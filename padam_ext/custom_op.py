@@ -109,8 +109,8 @@ def step(
     inputs = StepInputs(list(params), list(grads), bytes(8 * len(params)), state)
     control = ControlInputs(grad_scale, found_inf)
     needs = Needs(backend, count_on_device=found_inf is not None, compare_states=True)
-    steps = Planner().plan(inputs, [group], partial_of(choose, backend), needs)
-    make_step(steps, inputs, {0: options}, control)
+    bucket_steps = Planner().plan(inputs, [group], partial_of(choose, backend), needs)
+    make_step(bucket_steps, inputs, {0: options}, control)
     # Where a kernel could not take a tensor as it was, it worked on another.
     for param, its_state in given.items():
         for key, tensor in its_state.items():

@@ -19,7 +19,6 @@ from padam_ext.checks import check_param
 from padam_ext.control import ControlInputs, check_handed_over
 from padam_ext.gather import Selection
 from padam_ext.options import (
-    DEFAULTS,
     WHOLE_DEFAULTS,
     Hyperparameters,
     flag,

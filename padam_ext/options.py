@@ -53,20 +53,21 @@ def shown(value: Any) -> str:
 
 def any_number(name: str, value: Any) -> float:
     """A number, also one in a tensor of one element; else TypeError with name and value."""
-    value = _item(name, value)
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
-    return as_float(value)
+    one = _item(name, value)
+    if not isinstance(one, Real) or isinstance(one, bool):
+        raise TypeError(f"{name} must be a number, got {one!r} of type {type(one).__name__}")
+    return as_float(one)
 
 
 def number(name: str, value: Any, *, below: float = math.inf, most: float | None = None) -> float:
     """A number in [0, below) or [0, most]; else TypeError or ValueError with name and value."""
-    value = _item(name, value)
     as_number = any_number(name, value)
     upper, bracket = (below, ")") if most is None else (most, "]")
     # Written so that NaN fails it.
     if not (0.0 <= as_number < upper or as_number == most):
-        raise ValueError(f"{name} must be in [0, {upper:g}{bracket}, got {shown(value)}")
+        raise ValueError(
+            f"{name} must be in [0, {upper:g}{bracket}, got {shown(_item(name, value))}"
+        )
     return as_number
 
 
@@ -125,7 +126,7 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
         TypeError: an option is of the wrong type.
         ValueError: an option is outside its range. Either message shows name and value.
     """
-    plain = {}
+    plain: dict[str, Any] = {}
     for option in OPTIONS:
         value = group[option.name]
         read = any_number if option.name == "lr" and not check_lr_sign else option.plain
@@ -162,9 +163,7 @@ class Hyperparameters(NamedTuple):
     maximize: bool
 
     @classmethod
-    def from_group(
-        cls, group: Mapping[str, Any], *, keep_tensors: bool = False
-    ) -> Hyperparameters:
+    def from_group(cls, group: Mapping[str, Any], *, keep_tensors: bool = False) -> Hyperparameters:
         """Reads and checks a param group.
 
         Args:
@@ -187,7 +186,14 @@ class Hyperparameters(NamedTuple):
         except TypeError:
             # Perhaps of a type that cannot be looked up in a cache.
             checked = _check(values)
-        return checked._replace(**left) if left else checked
+        return checked.with_numbers(left) if left else checked
+
+    def with_numbers(self, numbers: Mapping[str, Tensor]) -> Hyperparameters:
+        """With tensors for the learning rate, the weight decay, or both."""
+        return self._replace(
+            lr=numbers.get("lr", self.lr),
+            weight_decay=numbers.get("weight_decay", self.weight_decay),
+        )
 
     def on_host(self) -> Hyperparameters:
         """With numbers only, for which the host waits if they are still being computed."""
@@ -204,11 +210,10 @@ class Hyperparameters(NamedTuple):
 def _check(values: tuple[Any, ...]) -> Hyperparameters:
     group = dict(zip(DEFAULTS, values, strict=True))
     make_plain(group, check_lr_sign=False)
-    lr, (beta1, beta2), *rest = (
-        any_number(name, group[name]) if isinstance(group[name], Tensor) else group[name]
-        for name in DEFAULTS
-    )
-    return Hyperparameters(lr, beta1, beta2, *rest)
+    beta1, beta2 = group.pop("betas")
+    for name in ("lr", "weight_decay"):
+        group[name] = any_number(name, group[name])
+    return Hyperparameters(beta1=beta1, beta2=beta2, **group)
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -252,4 +257,3 @@ def _item(name: str, value: Any) -> Any:
         raise TypeError(
             f"a tensor {name} must have a value that can be read, got {value!r}"
         ) from error
-

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from padam_ext.backends.step import BucketStep
 from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
 from padam_ext.checks import Name, ParamGroups, check_grad, check_param
 from padam_ext.gather import Reading, Selection, StepInputs, best_gatherer
-from padam_ext.slots import present
+from padam_ext.slots import STATE_SLOTS, present
 from padam_ext.state import OptimizerState, check_state, fit_state
 from padam_ext.step_counts import StepCounts, place_counters
 
@@ -57,6 +57,7 @@ class Plan(NamedTuple):
     slots: dict[int, tuple[bool, ...]]
     reading: Reading | None
     state_reading: Reading | None
+    generation: int
 
 
 class Planner:
@@ -66,6 +67,8 @@ class Planner:
         self._gatherer = best_gatherer()
         self._records: dict[int, ParamRecord] = {}  # by the parameter's id
         self._plans: dict[object, Plan] = {}
+        # How often something was replaced that an earlier plan may have the address of.
+        self._generation = 0
 
     def forget(self) -> None:
         """Makes everything anew from now on, as for states that were replaced."""
@@ -103,7 +106,11 @@ class Planner:
         groups = array("q", inputs.group_indices)
         slots = {index: present(param_groups[index]) for index in set(groups)}
         plan = self._plans.get(keep_as)
-        if plan is not None and _still_holds(plan, inputs, needs, slots, states):
+        if (
+            plan is not None
+            and plan.generation == self._generation
+            and _still_holds(plan, inputs, needs, slots, states)
+        ):
             return plan.steps
         if capturing():
             raise RuntimeError(
@@ -114,16 +121,20 @@ class Planner:
         self._plans.pop(keep_as, None)  # its tables are freed before new ones are made
         chosen = {device: choose(device) for device in {p.device for p in inputs.params}}
         _check_capturable(chosen, needs)
-        records, are_new = self._update_records(inputs, groups, param_groups, slots, needs, states)
+        records, num_new = self._update_records(inputs, groups, param_groups, needs, states)
         steps, have_moved = [], False
         for bucket in make_buckets(records, groups):
             step, moved = _make_step(bucket, inputs, chosen[bucket.device], needs)
             steps.append(step)
             have_moved |= moved
-        if are_new or have_moved:
+        if have_moved and num_new < len(records):
+            self._generation += 1
+        if have_moved or num_new > 0:
             states = self._read_records(inputs, records)
         if keep_as is not None:
-            self._plans[keep_as] = Plan(steps, needs, slots, inputs.reading, states)
+            self._plans[keep_as] = Plan(
+                steps, needs, slots, inputs.reading, states, self._generation
+            )
             self._prune(param_groups)
         return steps
 
@@ -132,54 +143,47 @@ class Planner:
         inputs: StepInputs,
         groups: Sequence[int],
         param_groups: ParamGroups,
-        slots: dict[int, tuple[bool, ...]],
         needs: Needs,
         states: Reading | None,
-    ) -> tuple[list[ParamRecord], bool]:
-        """The record of each parameter, and whether any of them had to be made anew."""
-        count = len(inputs.params)
-        pieces = [None] * count if inputs.reading is None else inputs.reading.pieces()
-        state_pieces = [None] * count if states is None else states.pieces()
-        found: list[ParamRecord | None] = []
-        for param, group, piece, state_piece in zip(
-            inputs.params, groups, pieces, state_pieces, strict=True
-        ):
-            record = self._records.get(id(param))
-            if (
-                record is not None
-                and piece is not None
-                and record.reading == piece
-                and record.slots == slots[group]
-                and (states is None or record.state_reading == state_piece is not None)
+    ) -> tuple[list[ParamRecord], int]:
+        """The record of each parameter, and how many of them had to be made."""
+        pieces = _pieces(inputs.reading, len(inputs.params))
+        state_pieces = _pieces(states, len(inputs.params))
+        found = [self._records.get(id(param)) for param in inputs.params]
+        changed = []
+        for position, (record, group) in enumerate(zip(found, groups, strict=True)):
+            if record is None or not (
+                record.reading == pieces[position] is not None
+                and record.slots == present(param_groups[group])
+                and (states is None or record.state_reading == state_pieces[position] is not None)
             ):
-                found.append(record)
-            else:
-                found.append(None)
-        changed = [position for position, record in enumerate(found) if record is None]
+                changed.append(position)
         for position in changed:
-            param, grad = inputs.params[position], inputs.grads[position]
+            param = inputs.params[position]
             name = Name(param_groups, param)
             check_param(param, name)
-            check_grad(param, grad, name)
+            check_grad(param, inputs.grads[position], name)
             check_state(inputs.state.get(param, {}), param, name)
         for position in changed:
-            param, state_piece = inputs.params[position], state_pieces[position]
-            group = param_groups[groups[position]]
+            param, group_options = inputs.params[position], param_groups[groups[position]]
             old = self._records.pop(id(param), None)
-            is_new = "exp_avg" not in inputs.state.get(param, {})
-            owns_state = is_new or not needs.compare_states or (
-                old is not None and old.owns_state and old.state_reading == state_piece
+            self._generation += old is not None
+            owns_state = (
+                not needs.compare_states
+                or not any(slot.name in inputs.state.get(param, {}) for slot in STATE_SLOTS)
+                or (old is not None and old.owns_state
+                    and old.state_reading == state_pieces[position])
             )  # fmt: skip
-            fit_state(inputs.state[param], param, group, may_replace=owns_state)
-            found[position] = make_record(
-                param, inputs.grads[position], inputs.state[param], group, owns_state=owns_state
+            state = inputs.state[param]
+            fit_state(state, param, group_options, may_replace=owns_state)
+            record = make_record(
+                param, inputs.grads[position], state, group_options, owns_state=owns_state
             )
-        for position in changed:
-            record = found[position]
-            if record is not None and pieces[position] is not None:
-                record.reading = pieces[position]
-                self._records[id(inputs.params[position])] = record
-        return [record for record in found if record is not None], bool(changed)
+            record.reading = pieces[position]
+            if record.reading is not None:
+                self._records[id(param)] = record
+            found[position] = record
+        return [record for record in found if record is not None], len(changed)
 
     def _read_records(self, inputs: StepInputs, records: list[ParamRecord]) -> Reading:
         reading = self._gatherer.read_states(inputs.state, inputs.params)
@@ -210,10 +214,12 @@ def _still_holds(
         and plan.reading is not None
         and inputs.reading is not None
         and plan.reading.same(inputs.reading)
-        and (
-            states is None or (plan.state_reading is not None and plan.state_reading.same(states))
-        )
+        and (states is None or (plan.state_reading is not None and plan.state_reading.same(states)))
     )
+
+
+def _pieces(reading: Reading | None, count: int) -> list[Any]:
+    return [None] * count if reading is None else reading.pieces()
 
 
 def _check_capturable(chosen: dict[torch.device, Backend], needs: Needs) -> None:

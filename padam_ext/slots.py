@@ -94,8 +94,7 @@ def signature(
     """The signature of a parameter whose group has these state slots."""
     real = param_dtype.to_real()
     states = (
-        slot.dtype(real) if there else None
-        for slot, there in zip(STATE_SLOTS, slots, strict=True)
+        slot.dtype(real) if there else None for slot, there in zip(STATE_SLOTS, slots, strict=True)
     )
     return Signature((real, _read_as(real, grad_dtype.to_real()), *states), compute_dtype(real))
 

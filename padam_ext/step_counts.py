@@ -89,4 +89,3 @@ def place_counters(bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> bo
 
 def _is_at(counter: Tensor, target: torch.device, on_device: bool) -> bool:
     return counter.device == target and (counter.dtype == torch.float32 or not on_device)
-

@@ -103,4 +103,3 @@ def unavailable_reason() -> str | None:
     if torch.version.cuda is None:
         return "this torch is for the CPU only"
     return None if torch.cuda.is_available() else "torch sees no NVIDIA GPU here"
-

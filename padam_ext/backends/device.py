@@ -20,6 +20,7 @@ from padam_ext.constants import UNKNOWN_STEP, RowOptions
 from padam_ext.control import ControlInputs, PrepareInputs
 from padam_ext.launch_table import LaunchTable
 from padam_ext.options import Hyperparameters
+from padam_ext.rows import Steps
 from padam_ext.step_control import StepControl
 from padam_ext.step_counts import StepCounts
 
@@ -62,7 +63,7 @@ class DeviceStep(BucketStep):
         table, rows = self._device_table, self._table.rows
         here = {i: _options_on(self.bucket.device, group) for i, group in options.items()}
         self._kept = [here]
-        steps = UNKNOWN_STEP
+        steps: Steps = UNKNOWN_STEP
         if not self._counts.on_device:
             steps = self._counts.add(bound.inputs)
             self._counted_on_host = True
@@ -128,6 +129,7 @@ def _num_processors(device: torch.device) -> int:
 
 def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparameters:
     """With tensors on a device, to which those from elsewhere are copied."""
+    moved = {}
     for name in ("lr", "weight_decay"):
         value = getattr(options, name)
         if not isinstance(value, Tensor) or value.device == device:
@@ -137,8 +139,8 @@ def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparamete
                 f"{name} is a tensor on {value.device}, which a CUDA graph on {device} cannot "
                 f"read anew: make it one on {device}"
             )
-        options = options._replace(**{name: value.to(device, non_blocking=True)})
-    return options
+        moved[name] = value.to(device, non_blocking=True)
+    return options.with_numbers(moved) if moved else options
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

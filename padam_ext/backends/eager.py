@@ -20,9 +20,7 @@ class EagerStep(BucketStep):
         """Notes which tensors belong to which group."""
         super().__init__(bucket, counts)
         self._members: dict[int, list[int]] = {}
-        for i, (group, record) in enumerate(
-            zip(bucket.group_indices, bucket.records, strict=True)
-        ):
+        for i, (group, record) in enumerate(zip(bucket.group_indices, bucket.records, strict=True)):
             if record.numel > 0:
                 self._members.setdefault(group, []).append(i)
 

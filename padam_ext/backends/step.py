@@ -28,10 +28,12 @@ class BucketStep(ABC):
         self.bucket = bucket
         self._counts = counts
 
-    def bind(self, bound: Bound) -> None:
+    def bind(self, bound: Bound) -> None:  # noqa: B027 - a backend may have nothing to do
         """Takes over the addresses of this step; raises where it cannot be made."""
 
-    def begin(self, bound: Bound, options: Options, inputs: ControlInputs) -> None:
+    def begin(  # noqa: B027
+        self, bound: Bound, options: Options, inputs: ControlInputs
+    ) -> None:
         """Does what has to be done before the norm is summed up."""
 
     @abstractmethod
@@ -45,5 +47,5 @@ class BucketStep(ABC):
         Where it raises, step counts are what they were.
         """
 
-    def cancel(self, bound: Bound) -> None:
+    def cancel(self, bound: Bound) -> None:  # noqa: B027
         """Takes back what `begin` did, in place of `step`."""
