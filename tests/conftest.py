@@ -24,7 +24,16 @@ if INTERPRETED:
 # called, to which the level makes no difference: there the best one stands for all.
 TESTS_OF_NUMBERS = {
     f"test_{name}"
-    for name in ("update", "edges", "ranges", "layouts", "random_lists", "clipping", "peers")
+    for name in (
+        "update",
+        "edges",
+        "ranges",
+        "layouts",
+        "random_lists",
+        "clipping",
+        "peers",
+        "recorded_results",
+    )  # fmt: skip
 }
 
 
