@@ -33,7 +33,7 @@ TESTS_OF_NUMBERS = {
         "clipping",
         "peers",
         "recorded_results",
-    )  # fmt: skip
+    )
 }
 
 
