@@ -16,6 +16,8 @@ EAGER_MOMENT_ULPS = 3
 # Triton's interpreter has no fused multiply-add and rounds twice, too.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FACTOR_ERROR = 1e-6
+# Counters of these dtypes that somebody supplied stay as they are.
+COUNTING_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 STATE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -72,6 +74,9 @@ class Watched:
             as_exact(state.get(key, zeros)) for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
         ]
         self.step = float(state["step"]) if "step" in state else 0.0
+        counter = state.get("step")
+        counts = isinstance(counter, torch.Tensor) and counter.dtype in COUNTING_DTYPES
+        self.counter_kind = (counter.dtype, counter.shape) if counts else (torch.float32, ())
         self.grad = None if param.grad is None else as_exact(param.grad) * grad_factor
         # The factor comes out of a norm that was itself summed up and rounded.
         self.grad_error = 0.0 if grad_factor == 1 else FACTOR_ERROR
@@ -95,8 +100,7 @@ class Watched:
         dtype = self.param.dtype.to_real()
         state_dtype = STATE_DTYPE.get(dtype, dtype)
 
-        assert state["step"].dtype == torch.float32
-        assert state["step"].shape == ()
+        assert (state["step"].dtype, state["step"].shape) == self.counter_kind
         assert float(state["step"]) == self.step + 1
         keys = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.options["amsgrad"]
         for key in keys:

@@ -70,6 +70,32 @@ def test_without_weight_decay_an_infinite_parameter_makes_no_nan(decoupled, back
     assert optimizer.state[param]["exp_avg"].isfinite().all()
 
 
+@each_partial
+@each_dtype
+@pytest.mark.parametrize("tensor_options", [False, True])
+def test_an_infinite_parameter_stays_infinite_under_decoupled_decay(
+    tensor_options, partial, dtype, backend
+):
+    """As with AdamW: x * (1 - lr * wd), not x - x * lr * wd."""
+    values = torch.tensor([-torch.inf, torch.inf, 1.0] * 7)
+    param, twin = parameter(values, dtype), parameter(values, dtype)
+    decay = torch.tensor(0.25) if tensor_options else 0.25
+    optimizer = FusedPadam(
+        [param], weight_decay=decay, decoupled_weight_decay=True, partial=partial,
+        bias_correction="adam", backend=backend,
+    )  # fmt: skip
+    adam = torch.optim.AdamW([twin], lr=0.1, weight_decay=0.25, amsgrad=True)
+    for _ in range(2):
+        param.grad, twin.grad = torch.ones_like(param), torch.ones_like(twin)
+        step_and_check(optimizer)
+        adam.step()
+    infinite = twin.isinf()
+    assert infinite.sum() == 14
+    assert torch.equal(param[infinite], twin[infinite])
+    if partial == 0.5:
+        torch.testing.assert_close(param, twin, rtol=1e-2 if dtype.itemsize == 2 else 1e-5, atol=0)
+
+
 def test_parameters_without_a_gradient_keep_everything_and_get_no_state(backend):
     always, later, never = parameter([1.0]), parameter([2.0]), parameter([3.0])
     optimizer = FusedPadam(

@@ -25,7 +25,7 @@ BROKEN = {
     ),
     "no dict": (lambda s, g: s.update({0: 3}), TypeError, "parameter 0 must be a dict, got 3"),
     "no step": (lambda s, g: s[0].update(step=None), TypeError, "must be a number, got None"),
-    "a bad option": (lambda s, g: g[0].update(lr=-1.0), ValueError, "lr must be .* got -1.0"),
+    "a bad option": (lambda s, g: g[0].update(eps=-1.0), ValueError, "eps must be .* got -1.0"),
     "no params": (lambda s, g: g[0].pop("params"), KeyError, "params"),  # as torch.optim
     "too few groups": (lambda s, g: g.clear(), ValueError, "number of parameter groups"),
     "too few params": (lambda s, g: g[0]["params"].pop(), ValueError, "size of optimizer's group"),
