@@ -131,7 +131,7 @@ def padam_step_foreach(
 def _scalar(value: float | Tensor, dtype: torch.dtype) -> float:
     """A number as torch takes it beside tensors of a dtype: infinite rather than out of range."""
     value = float(value)
-    return value if abs(value) <= _LARGEST[dtype] else math.copysign(math.inf, value)
+    return math.copysign(math.inf, value) if abs(value) > _LARGEST[dtype] else value
 
 
 def _finite(x: Tensor) -> Tensor:

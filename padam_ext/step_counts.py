@@ -23,43 +23,57 @@ class StepCounts:
 
     Attributes:
         on_device: whether the device counts, by the prepare kernel.
-        addresses: int64 [tensor], of float32 counters; 0 for a counter that is none.
+        addresses: int64 [tensor], of the float32 numbers that kernels add to.
     """
 
     def __init__(self, bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> None:
         """Finds the counters; `place_counters` has seen to it that they are in one place."""
         self._bucket = bucket
         self.on_device = on_device
-        counters = [bucket.counter(i, inputs) for i in range(len(bucket.records))]
-        direct = [counter.dtype == torch.float32 for counter in counters]
-        self.addresses = array(
-            "q",
-            [address_of(c) if d else 0 for c, d in zip(counters, direct, strict=True)],
-        )
-        # Supplied by the user, in a dtype that kernels do not count in.
-        self._others = not all(direct)
+        counters = self._counters(inputs)
+        # Counters that the user supplied in another dtype, and those that kernels add to for them.
+        self._stand_ins = {
+            i: torch.zeros((), dtype=torch.float32, device=counter.device)
+            for i, counter in enumerate(counters)
+            if counter.dtype != torch.float32
+        }
+        numbers = [self._stand_ins.get(i, counter) for i, counter in enumerate(counters)]
+        self.addresses = array("q", [address_of(number) for number in numbers])
 
     def add(self, inputs: StepInputs) -> Steps:
         """Counts a step on the host; the number of this update, of all tensors or of each."""
-        if native.module is None or self._others:
-            counters = self._tensors(inputs)
+        if native.module is None or self._stand_ins:
+            counters = self._counters(inputs)
             torch._foreach_add_(counters, 1)
             values = [float(counter) for counter in counters]
             return values[0] if len(set(values)) == 1 else values
         smallest, largest = native.module.add_to_steps(self.addresses, 1)
         if smallest == largest:
             return float(smallest)
-        return [float(counter) for counter in self._tensors(inputs)]
+        return [float(counter) for counter in self._counters(inputs)]
 
-    def take_back(self, inputs: StepInputs, amount: float | Tensor = 1) -> None:
-        """Undoes that, for a step that could not be made: a device's amount is in a tensor."""
-        counters = self._tensors(inputs)
-        if isinstance(amount, Tensor):
-            torch._foreach_sub_(counters, [amount.to(torch.float32)] * len(counters))
-        else:
-            torch._foreach_sub_(counters, amount)
+    def load(self, inputs: StepInputs) -> None:
+        """Before the device counts: brings it the counters that kernels do not add to."""
+        for i, stand_in in self._stand_ins.items():
+            stand_in.copy_(self._bucket.counter(i, inputs).reshape(()))
 
-    def _tensors(self, inputs: StepInputs) -> list[Tensor]:
+    def store(self, inputs: StepInputs) -> None:
+        """Brings them back."""
+        for i, stand_in in self._stand_ins.items():
+            counter = self._bucket.counter(i, inputs)
+            counter.copy_(stand_in.reshape(counter.shape))
+
+    def take_back(self, inputs: StepInputs) -> None:
+        """Undoes the host's count of a step that could not be made."""
+        torch._foreach_sub_(self._counters(inputs), 1)
+
+    def take_back_on_device(self, inputs: StepInputs, skip: Tensor) -> None:
+        """Undoes the device's; counters with a stand-in have not been stored."""
+        for i, counter in enumerate(self._counters(inputs)):
+            if i not in self._stand_ins:
+                counter.sub_((1 - skip).to(torch.float32))
+
+    def _counters(self, inputs: StepInputs) -> list[Tensor]:
         return [self._bucket.counter(i, inputs) for i in range(len(self._bucket.records))]
 
 
@@ -71,7 +85,7 @@ def place_counters(bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> bo
     params = [inputs.params[position] for position in bucket.positions]
     states = [inputs.state[param] for param in params]
     target = bucket.device if on_device else torch.device("cpu")
-    moving = [state for state in states if not _is_at(state["step"], target, on_device)]
+    moving = [state for state in states if state["step"].device != target]
     if not moving:
         return False
     if on_device:
@@ -86,6 +100,3 @@ def place_counters(bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> bo
         state["step"] = counter
     return True
 
-
-def _is_at(counter: Tensor, target: torch.device, on_device: bool) -> bool:
-    return counter.device == target and (counter.dtype == torch.float32 or not on_device)

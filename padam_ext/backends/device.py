@@ -92,6 +92,8 @@ class DeviceStep(BucketStep):
         with _on(self.bucket.device):
             try:
                 bound.load()
+                if self._counts.on_device:
+                    self._counts.load(bound.inputs)
                 if self._needs_prepare(control.inputs):
                     self._kernels.prepare(table, control.on_device(self.bucket.device))
                     is_prepared = True
@@ -99,10 +101,12 @@ class DeviceStep(BucketStep):
                     self._kernels.step(table, self._table.rows.root)
             except BaseException:
                 if self._counts.on_device and is_prepared:
-                    self._counts.take_back(bound.inputs, 1 - table.prepared_control[1])
+                    self._counts.take_back_on_device(bound.inputs, table.prepared_control[1])
                 self.cancel(bound)
                 raise
             bound.store()
+            if self._counts.on_device:
+                self._counts.store(bound.inputs)
         self._counted_on_host = False
         self._kept = []
 
