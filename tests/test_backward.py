@@ -1,5 +1,8 @@
 """Stepping one parameter, and each during backward."""
 
+import sys
+import tracemalloc
+
 import pytest
 import torch
 
@@ -143,3 +146,157 @@ def test_no_gradient_no_step(backend):
     optimizer = FusedPadam([param], backend=backend)
     optimizer.step_param(param)
     assert not optimizer.state
+
+
+def make_twin_parameters(count=3):
+    """Parameters, and the same for torch's AMSGrad."""
+    values = [torch.linspace(-1, 1, 4 + i) for i in range(count)]
+    return tuple([torch.nn.Parameter(v.clone()) for v in values] for _ in range(2))
+
+
+AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
+
+
+def test_a_second_backward_before_the_step_is_an_error(backend):
+    """Otherwise accumulated gradients would be as many steps."""
+    params, _ = make_twin_parameters()
+    optimizer = FusedPadam(params, **AS_ADAM, backend=backend)
+    with step_during_backward(optimizer):
+        for _ in range(2):  # a step between two of them is all it takes
+            sum(param.sum() for param in params).backward()
+            optimizer.step()
+        sum(param.sum() for param in params).backward()
+        before = [param.detach().clone() for param in params]
+        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\)"):
+            sum(param.sum() for param in params).backward()
+    for param, stepped in zip(params, before, strict=True):
+        assert torch.equal(param, stepped)
+        assert optimizer.state[param]["step"] == 3
+
+
+def test_a_weight_shared_with_a_reentrant_checkpoint_is_an_error(backend):
+    """Its gradient is completed once in the checkpoint's own backward, and again outside."""
+    from torch.utils.checkpoint import checkpoint
+
+    weight = torch.nn.Parameter(torch.eye(4) + 0.1)
+    optimizer = FusedPadam([weight], **AS_ADAM, backend=backend)
+    inputs = torch.ones(2, 4, requires_grad=True)
+
+    def layer(x):
+        return torch.tanh(x @ weight)
+
+    with step_during_backward(optimizer):
+        hidden = checkpoint(layer, inputs, use_reentrant=True)
+        hidden = checkpoint(layer, hidden, use_reentrant=True)
+        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\)"):
+            layer(hidden).square().sum().backward()
+    assert optimizer.state[weight]["step"] <= 1
+
+
+def test_a_weight_shared_with_any_other_checkpoint_is_stepped_once(backend):
+    from torch.utils.checkpoint import checkpoint
+
+    weights = [torch.nn.Parameter(torch.eye(4) + 0.1) for _ in range(2)]
+    optimizer = FusedPadam(weights[:1], **AS_ADAM, backend=backend)
+    adam = torch.optim.Adam(weights[1:], lr=0.1, amsgrad=True)
+    for _ in range(3):
+        with step_during_backward(optimizer):
+            for weight, stepping in zip(weights, (optimizer, adam), strict=True):
+
+                def layer(x, weight=weight):
+                    return torch.tanh(x @ weight)
+
+                hidden = checkpoint(layer, torch.ones(2, 4), use_reentrant=False)
+                stepping.zero_grad()
+                layer(hidden).square().sum().backward()
+                stepping.step()
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "added"])
+def test_a_parameter_that_takes_part_later(how, backend):
+    """optimizer.step() steps it once; from then on it is stepped during backward."""
+    params, twins = make_twin_parameters()
+    if how == "unfrozen":
+        params[2].requires_grad_(False)
+        optimizer = FusedPadam(params, **AS_ADAM, backend=backend)
+    else:
+        optimizer = FusedPadam(params[:2], **AS_ADAM, backend=backend)
+    adam = torch.optim.Adam(twins, lr=0.1, amsgrad=True)
+
+    def backward(those, number):
+        sum(((1 + number) * p).square().sum() for p in those if p.requires_grad).backward()
+
+    with step_during_backward(optimizer):
+        for number in range(5):
+            if number == 2:
+                params[2].requires_grad_(True)
+                if how == "added":
+                    optimizer.add_param_group({"params": [params[2]], **AS_ADAM})
+            used = slice(0, 2 if number < 2 else 3)
+            backward(params[used], number)
+            assert params[0].grad is params[1].grad is None
+            assert (params[2].grad is not None) == (number == 2)
+            optimizer.step()
+            assert params[2].grad is None
+            adam.zero_grad()
+            backward(twins[used], number)
+            adam.step()
+    assert [float(optimizer.state[param]["step"]) for param in params] == [5, 5, 3]
+    for param, twin in zip(params, twins, strict=True):
+        torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
+    backward(params, 0)  # and all hooks are gone, the later one, too
+    assert all(param.grad is not None for param in params)
+
+
+def calls_of_a_backward(num_groups, params_per_group):
+    """Calls of functions for each parameter, in Python and from there into C."""
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(num_groups * params_per_group)]
+    groups = [
+        {"params": params[i * params_per_group : (i + 1) * params_per_group]}
+        for i in range(num_groups)
+    ]
+    optimizer = FusedPadam(groups)
+    calls = []
+    with step_during_backward(optimizer):
+        for number in range(3):
+            optimizer.state  # noqa: B018 -- whoever has had it may replace tensors
+            loss = torch.stack([param.sum() for param in params]).sum()
+            if number == 2:
+                sys.setprofile(lambda frame, event, _: calls.append(event))
+            try:
+                loss.backward()
+            finally:
+                sys.setprofile(None)
+            optimizer.step()
+    assert all(param.grad is None for param in params)
+    return sum(event in ("call", "c_call") for event in calls) / len(params)
+
+
+def test_the_work_for_a_parameter_does_not_grow_with_the_groups():
+    assert calls_of_a_backward(150, 1) < 1.5 * calls_of_a_backward(10, 1)
+    assert calls_of_a_backward(1, 150) < 1.5 * calls_of_a_backward(1, 10)
+
+
+@pytest.mark.parametrize("num_groups", [1, 1500])
+def test_memory_for_stepping_parameters_alone_is_linear_and_small(num_groups):
+    """Beside what steps of all together need: under 1 KB of Python's memory for each parameter."""
+    count = 1500
+    held = []
+    for one_by_one in (False, True):
+        params = [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]
+        groups = [{"params": params[i::num_groups]} for i in range(num_groups)]
+        optimizer = FusedPadam(groups)
+        for param in params:
+            param.grad = torch.ones(2)
+        tracemalloc.start()
+        for _ in range(2):
+            optimizer.state  # noqa: B018 -- whoever has had it may replace tensors
+            if one_by_one:
+                for param in params:
+                    optimizer.step_param(param)
+            else:
+                optimizer.step()
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert held[1] - held[0] < 1024 * count

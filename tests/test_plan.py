@@ -168,6 +168,21 @@ def test_a_parameter_that_is_conjugated_between_steps(backend):
         param.data = param.data.conj()
 
 
+@pytest.mark.parametrize("which", ["param", "grad"])
+@pytest.mark.parametrize("order", ["01", "10", "0110"])
+def test_a_tensor_whose_data_is_negated_at_the_same_address(order, which, backend):
+    """c.imag and c.conj().imag differ in one bit of the tensor only."""
+    c = torch.randn(5, dtype=torch.complex64)
+    param = torch.nn.Parameter(torch.randn(5))
+    optimizer = FusedPadam([param], weight_decay=0.1, backend=backend)
+    param.grad = torch.randn(5)
+    for negated in order:
+        view = (c.conj() if negated == "1" else c).imag
+        assert view.is_neg() == (negated == "1")
+        (param if which == "param" else param.grad).data = view
+        step_and_check(optimizer)
+
+
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_gradients_that_move_or_stay(set_to_none, backend):
     param = torch.nn.Parameter(torch.randn(40, 40))
