@@ -87,7 +87,7 @@ tests: $(READY)
 
 # Cases that `make test` has no time for.
 test-all-cases: $(READY)
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto -m "slow and not interpret and not gpu"
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto -m "slow and not interpret"
 
 test-build: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m build

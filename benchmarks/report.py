@@ -145,6 +145,20 @@ def host_overhead(benchmarks: Benchmarks) -> Table | None:
     return table
 
 
+def memory(benchmarks: Benchmarks) -> Table | None:
+    """What stepping parameters one by one takes of Python's memory; None if not measured."""
+    table = Table(title="Python's memory behind two passes in which each parameter is stepped")
+    for heading in ("parameters", "implementation"):
+        table.add_column(heading)
+    table.add_column("bytes each", justify="right")
+    for benchmark in benchmarks:
+        info = benchmark["extra_info"]
+        if "memory_per_parameter" in info:
+            each = f"{info['memory_per_parameter']:.0f}"
+            table.add_row(info["workload"], info["implementation"], each)
+    return table if table.row_count else None
+
+
 def floor(benchmarks: Benchmarks) -> Table | None:
     """Steps beside a plain loop over the same arrays; None where it was not measured."""
     table = Table(title="Speed of one step of 16M elements, as a fraction of a plain loop's")
@@ -216,7 +230,7 @@ def main() -> None:
         f"{versions}. Medians over turns."
     )
     tables = [ratios(rows)] if rows else []
-    tables += [table for table in (floor(benchmarks), host_overhead(benchmarks)) if table]
+    tables += [table for make in (floor, host_overhead, memory) if (table := make(benchmarks))]
 
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / options.results.stem

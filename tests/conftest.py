@@ -37,11 +37,14 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     """Markers that depend on which backend a test has."""
     other_levels = {f"cpu-{level}" for level in LEVELS[1:]}
+    gpu_asked_for = "gpu" in config.getoption("markexpr")
     kept, left = [], []
     for item in items:
         variant = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
-        on_gpu = item.get_closest_marker("gpu") and variant is not None
-        if on_gpu and not item.get_closest_marker("gpu_variants"):
+        if item.get_closest_marker("gpu") and not gpu_asked_for:
+            left.append(item)
+            continue
+        if "@" in str(variant) and not item.get_closest_marker("gpu_variants"):
             left.append(item)
             continue
         kept.append(item)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import measure, report
+from benchmarks import measure, report, test_replanning
 from benchmarks.implementations import clipped, implementations
 from benchmarks.test_step_benchmark import make_params, rotated
 from benchmarks.verification import verify
@@ -105,6 +105,33 @@ def test_bytes_that_must_move():
 
 def test_every_turn_begins_with_another():
     assert [rotated([1, 2, 3], turn) for turn in (0, 1, 5)] == [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+
+
+@pytest.mark.parametrize("change", test_replanning.CHANGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", [test_replanning.OURS, test_replanning.TORCHS])
+def test_steps_with_changes_pass_their_verification(name, change, monkeypatch):
+    monkeypatch.setattr(test_replanning, "COUNT", 6)
+    test_replanning.verify_steps(name, change)
+    make_optimizer = test_replanning.make_optimizer
+
+    def make_faulty(which, params):
+        """One parameter is left out of the optimizer that is verified."""
+        return make_optimizer(which, params[:-1] if which == name else params)
+
+    monkeypatch.setattr(test_replanning, "make_optimizer", make_faulty)
+    with pytest.raises(AssertionError):
+        test_replanning.verify_steps(name, change)
+
+
+@pytest.mark.parametrize("name", [test_replanning.OURS, test_replanning.PER_PARAMETER])
+@pytest.mark.parametrize(("num_groups", "group_size"), [(5, 1), (1, 5)])
+def test_stepping_during_backward_passes_its_verification(num_groups, group_size, name):
+    test_replanning.verify_backward(name, num_groups, group_size)
+    info = {"memory_per_parameter": test_replanning.memory_per_parameter(name, 2, 2)}
+    assert info["memory_per_parameter"] > 0
+    table = report.memory([{"extra_info": {"workload": "4", "implementation": name} | info}])
+    assert list(table.columns[1].cells) == [name]
+    assert report.memory([{"extra_info": {}}]) is None
 
 
 def result(implementation, times, **info):
