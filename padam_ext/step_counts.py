@@ -99,4 +99,3 @@ def place_counters(bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> bo
     for state, counter in zip(moving, counters, strict=True):
         state["step"] = counter
     return True
-

@@ -125,9 +125,6 @@ def test_the_ends_of_the_ranges_are_allowed(option, backend):
 class ListConfig(Sequence):
     """As OmegaConf's: neither a list nor a tuple."""
 
-    def __repr__(self):
-        return "ListConfig"
-
     def __init__(self, *values):
         self._values = values
 

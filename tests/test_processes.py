@@ -29,7 +29,7 @@ for p, o in ((param, optimizer), (twin, adam)):
 """
 
 
-def run(code, backend="cpu", timeout=60):
+def run(code, backend="cpu", timeout=240):
     """Runs it in a new process. One that hangs is ended, with all the processes it has forked."""
     script = MODEL.replace("BACKEND", repr(backend)) + textwrap.dedent(code)
     process = subprocess.Popen(
