@@ -84,6 +84,8 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     items = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
     if len(items) != 2:
         raise ValueError(f"{name} must be a pair of numbers in [0, 1), got {value!r}")
+    if isinstance(items[0], Tensor) != isinstance(items[1], Tensor):
+        raise ValueError(f"{name} must be either both floats or both Tensors, got {value!r}")
     first, second = (number(f"{name}[{i}]", item, below=1.0) for i, item in enumerate(items))
     return first, second
 

@@ -63,7 +63,6 @@ OTHERWISE = {
     r"betas\[0\] as a Tensor is not supported for capturable=False and foreach=True": (
         TypeError, "argument 'foreach'",
     ),
-    "betas must be either both floats or both Tensors": (TypeError, r"betas\[\d\] must be .*numb"),
 }  # fmt: skip
 
 
