@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checking import INTERPRETED, step_and_check
+from checking import step_and_check
 from padam_ext import FusedPadam
 
 pytestmark = [pytest.mark.numbers, pytest.mark.sanitize]
@@ -31,7 +31,7 @@ def layouts(draw):
 
 @settings(
     deadline=None,
-    max_examples=25 if INTERPRETED else 60,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(pairs=st.lists(layouts(), min_size=1, max_size=6), partial=st.sampled_from([0.125, 0.3]))
