@@ -175,7 +175,10 @@ class Planner:
                     and old.state_reading == state_pieces[position])
             )  # fmt: skip
             state = inputs.state[param]
-            fit_state(state, param, group_options, may_replace=owns_state)
+            fit_state(
+                state, param, group_options,
+                may_replace=owns_state, keep_counter=needs.compare_states,
+            )  # fmt: skip
             record = make_record(
                 param, inputs.grads[position], state, group_options, owns_state=owns_state
             )

@@ -104,7 +104,12 @@ def _describe(tensor: Tensor) -> str:
 
 
 def fit_state(
-    state: ParamState, param: Tensor, group: Mapping[str, Any], *, may_replace: bool
+    state: ParamState,
+    param: Tensor,
+    group: Mapping[str, Any],
+    *,
+    may_replace: bool,
+    keep_counter: bool = False,
 ) -> None:
     """Completes a state in place and gives each tensor the dtype and device it needs.
 
@@ -112,10 +117,12 @@ def fit_state(
     was off until now) starts at the current second moment.
 
     A moment of another layout than the parameter's makes steps slower, and so does a counter of
-    another dtype than float32. They are replaced where nobody else can hold them (`may_replace`),
-    else they stay what they are.
+    another dtype than float32. They are replaced where nobody else can hold them (`may_replace`,
+    but for the counter not with `keep_counter`), else they stay what they are.
     """
-    state["step"] = _fit_step(state.get("step", 0.0), param.device, may_replace=may_replace)
+    state["step"] = _fit_step(
+        state.get("step", 0.0), param.device, may_replace=may_replace and not keep_counter
+    )
     for slot in STATE_SLOTS:
         if slot.is_in(group):
             value = state.get(slot.name)
