@@ -38,6 +38,8 @@ class ParamRecord:
         addresses: int64 by slot, 0 for what is absent, the gradient and what is staged.
         staged: indices of slots that a kernel cannot walk as they are.
         copies_grad: whether a kernel needs a copy of the gradient.
+        counter_device: where the step counter is.
+        counter_address: its address; 0 where kernels cannot add to it, since it is not float32.
     """
 
     reading: Any
@@ -50,6 +52,13 @@ class ParamRecord:
     addresses: tuple[int, ...]
     staged: tuple[int, ...]
     copies_grad: bool
+    counter_device: torch.device = torch.device("cpu")  # noqa: RUF009 - cannot change
+    counter_address: int = 0
+
+    def take_counter(self, counter: Tensor) -> None:
+        """Notes where the step counter is."""
+        self.counter_device = counter.device
+        self.counter_address = address_of(counter) if counter.dtype == torch.float32 else 0
 
 
 def make_record(
@@ -66,7 +75,7 @@ def make_record(
         tensors.append(local(state[slot.name]) if direct else None)
         if there and not direct:
             staged.append(index)
-    return ParamRecord(
+    record = ParamRecord(
         reading=None,
         state_reading=None,
         slots=slots,
@@ -78,6 +87,8 @@ def make_record(
         staged=tuple(staged),
         copies_grad=not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
     )
+    record.take_counter(state["step"])
+    return record
 
 
 @dataclass

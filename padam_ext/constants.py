@@ -112,6 +112,7 @@ class RowSource(NamedTuple):
 UNKNOWN_STEP = -1.0
 
 
+@lru_cache(maxsize=4096)
 def make_constants(options: RowOptions, step: float) -> Constants:
     """The constants of update number `step`, from 1."""
     lr, decay = _or_nan(options.lr), _or_nan(options.weight_decay)

@@ -121,7 +121,7 @@ class Planner:
         self._plans.pop(keep_as, None)  # its tables are freed before new ones are made
         chosen = {device: choose(device) for device in {p.device for p in inputs.params}}
         _check_capturable(chosen, needs)
-        records, num_new = self._update_records(inputs, groups, param_groups, needs, states)
+        records, num_new = self._update_records(inputs, groups, param_groups, slots, needs, states)
         steps, have_moved = [], False
         for bucket in make_buckets(records, groups):
             step, moved = _make_step(bucket, inputs, chosen[bucket.device], needs)
@@ -143,6 +143,7 @@ class Planner:
         inputs: StepInputs,
         groups: Sequence[int],
         param_groups: ParamGroups,
+        slots: dict[int, tuple[bool, ...]],
         needs: Needs,
         states: Reading | None,
     ) -> tuple[list[ParamRecord], int]:
@@ -154,7 +155,7 @@ class Planner:
         for position, (record, group) in enumerate(zip(found, groups, strict=True)):
             if record is None or not (
                 record.reading == pieces[position] is not None
-                and record.slots == present(param_groups[group])
+                and record.slots == slots[group]
                 and (states is None or record.state_reading == state_pieces[position] is not None)
             ):
                 changed.append(position)
@@ -238,15 +239,13 @@ def _make_step(
     bucket: Bucket, inputs: StepInputs, taken_by: Backend, needs: Needs
 ) -> tuple[BucketStep, bool]:
     """The step of a bucket, and whether step counters have moved for it."""
-    elsewhere = any(
-        bucket.counter(i, inputs).device.type != "cpu" for i in range(len(bucket.records))
-    )
+    elsewhere = any(record.counter_device.type != "cpu" for record in bucket.records)
     # Counters that are on the device stay there.
     on_device = taken_by.counts_on_device and (
         needs.count_on_device or needs.capturable or elsewhere
     )
     moved = place_counters(bucket, inputs, on_device=on_device)
-    step = taken_by.make_step(bucket, StepCounts(bucket, inputs, on_device=on_device))
+    step = taken_by.make_step(bucket, StepCounts(bucket, on_device=on_device))
     if needs.capturable and isinstance(step, DeviceStep):
         step.prepare_capture()
     return step, moved

@@ -26,19 +26,19 @@ class StepCounts:
         addresses: int64 [tensor], of the float32 numbers that kernels add to.
     """
 
-    def __init__(self, bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> None:
-        """Finds the counters; `place_counters` has seen to it that they are in one place."""
+    def __init__(self, bucket: Bucket, *, on_device: bool) -> None:
+        """Takes the counters; `place_counters` has seen to it that they are in one place."""
         self._bucket = bucket
         self.on_device = on_device
-        counters = self._counters(inputs)
-        # Counters that the user supplied in another dtype, and those that kernels add to for them.
+        self.addresses = array("q", [record.counter_address for record in bucket.records])
+        # What kernels add to for counters that the user supplied in another dtype.
         self._stand_ins = {
-            i: torch.zeros((), dtype=torch.float32, device=counter.device)
-            for i, counter in enumerate(counters)
-            if counter.dtype != torch.float32
+            i: torch.zeros((), dtype=torch.float32, device=bucket.records[i].counter_device)
+            for i, address in enumerate(self.addresses)
+            if address == 0
         }
-        numbers = [self._stand_ins.get(i, counter) for i, counter in enumerate(counters)]
-        self.addresses = array("q", [address_of(number) for number in numbers])
+        for i, stand_in in self._stand_ins.items():
+            self.addresses[i] = address_of(stand_in)
 
     def add(self, inputs: StepInputs) -> Steps:
         """Counts a step on the host; the number of this update, of all tensors or of each."""
@@ -82,20 +82,20 @@ def place_counters(bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> bo
 
     Counters on the device stay there if its kernels can count at all.
     """
-    params = [inputs.params[position] for position in bucket.positions]
-    states = [inputs.state[param] for param in params]
     target = bucket.device if on_device else torch.device("cpu")
-    moving = [state for state in states if state["step"].device != target]
+    moving = [i for i, record in enumerate(bucket.records) if record.counter_device != target]
     if not moving:
         return False
+    counters = tuple(bucket.counter(i, inputs) for i in moving)
     if on_device:
         # One copy for all of them, of which each counter is a view.
-        values = [state["step"].reshape(()).to(torch.float32) for state in moving]
+        values = [counter.reshape(()).to(torch.float32) for counter in counters]
         if len({value.device for value in values}) > 1:
             values = [value.to(target) for value in values]
         counters = torch.stack(values).to(target).unbind()
     else:
-        counters = tuple(state["step"].cpu() for state in moving)
-    for state, counter in zip(moving, counters, strict=True):
-        state["step"] = counter
+        counters = tuple(counter.cpu() for counter in counters)
+    for i, counter in zip(moving, counters, strict=True):
+        inputs.state[inputs.params[bucket.positions[i]]]["step"] = counter
+        bucket.records[i].take_counter(counter)
     return True

@@ -37,7 +37,7 @@ class Rig:
         [self.bucket] = make_buckets(records, [0] * len(sizes))
         self.options = OPTIONS
         self.limits = (torch.inf, 0.0)
-        self.counts = StepCounts(self.bucket, self.inputs(), on_device=False)
+        self.counts = StepCounts(self.bucket, on_device=False)
         self.table = LaunchTable(self.bucket)
         self.device_table = DeviceTable(self.table, self.counts, CPU, BLOCK, processors)
 
