@@ -61,9 +61,11 @@ def make_step(
         for step, tensors in zip(steps, bound, strict=True):
             step.begin(tensors, options, control_inputs)
         sums: list[Tensor] = []
+        dtype_of_norm = torch.float32
         if control_inputs.needs_norm:
+            dtype_of_norm = norm_dtype(inputs.grads)
             sums = [step.sum_of_squares(b) for step, b in zip(steps, bound, strict=True)]
-        control = StepControl(control_inputs, sums, norm_dtype(inputs.grads), skipped)
+        control = StepControl(control_inputs, sums, dtype_of_norm, skipped)
         if not steps:
             control.as_tensors()
         for step, tensors in zip(steps, bound, strict=True):
