@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -135,19 +136,19 @@ std::int64_t block_of(int compute_dtype) {
   return padam::block_of(padam::make_compute_dtype(compute_dtype));
 }
 
-// Adds to each float32 counter and returns the smallest and the largest new value.
-py::tuple add_to_steps(const py::buffer& addresses, float amount) {
+// Adds to each float32 counter. Returns the new values, float32: one if they are all the same.
+py::bytes add_to_steps(const py::buffer& addresses, float amount) {
   const py::buffer_info info = addresses.request();
   const auto* counters = items<std::int64_t>(info, "addresses", info.size);
-  float smallest = 0.0f;
-  float largest = 0.0f;
+  std::vector<float> values(info.size);
+  bool all_the_same = true;
   for (py::ssize_t i = 0; i < info.size; ++i) {
     float* counter = reinterpret_cast<float*>(static_cast<std::uintptr_t>(counters[i]));
-    const float value = *counter += amount;
-    smallest = i == 0 || value < smallest ? value : smallest;
-    largest = i == 0 || value > largest ? value : largest;
+    values[i] = *counter += amount;
+    all_the_same = all_the_same && values[i] == values[0];
   }
-  return py::make_tuple(smallest, largest);
+  if (all_the_same) values.resize(std::min<std::size_t>(values.size(), 1));
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
 }  // namespace

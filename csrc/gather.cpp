@@ -39,11 +39,6 @@ py::bytes as_bytes(const std::int64_t* words, std::size_t count) {
 
 }  // namespace
 
-void Reading::reserve_like(const Reading& other) {
-  words_.reserve(other.words_.size());
-  ends_.reserve(other.ends_.size());
-}
-
 void Reading::end_piece(bool readable) {
   if (!readable) {
     readable_ = false;

@@ -4,7 +4,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,7 +17,6 @@ namespace py = pybind11;
 // decides which memory a kernel would touch, and how, is the same.
 class Reading {
  public:
-  void reserve_like(const Reading& other);
   void add(std::int64_t word) { words_.push_back(word); }
   void add(const std::int64_t* begin, std::int64_t count) {
     words_.insert(words_.end(), begin, begin + count);

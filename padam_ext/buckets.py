@@ -8,9 +8,10 @@ its users drop is freed at once.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,16 @@ from padam_ext.state import ParamState, is_direct
 PARAM, GRAD = SLOTS.index("param"), SLOTS.index("grad")
 
 
+class Kind(NamedTuple):
+    """What all tensors of one launch share. `kind_of` makes each but once."""
+
+    device: torch.device
+    signature: Signature
+
+
+kind_of = lru_cache(maxsize=None)(Kind)
+
+
 @dataclass(slots=True)
 class ParamRecord:
     """How kernels reach one parameter and its state, true for as long as its readings are.
@@ -32,8 +43,7 @@ class ParamRecord:
         state_reading: of its state.
         slots: which state slots it has.
         owns_state: nobody but the optimizer can hold its moments.
-        device: where it lies.
-        signature: what a kernel for it is compiled for.
+        kind: where it lies, and what a kernel for it is compiled for.
         numel: in real numbers.
         addresses: int64 by slot, 0 for what is absent, the gradient and what is staged.
         staged: indices of slots that a kernel cannot walk as they are.
@@ -46,8 +56,7 @@ class ParamRecord:
     state_reading: Any
     slots: tuple[bool, ...]
     owns_state: bool
-    device: torch.device
-    signature: Signature
+    kind: Kind
     numel: int
     addresses: tuple[int, ...]
     staged: tuple[int, ...]
@@ -80,8 +89,7 @@ def make_record(
         state_reading=None,
         slots=slots,
         owns_state=owns_state,
-        device=param.device,
-        signature=mine,
+        kind=kind_of(param.device, mine),
         numel=shard.numel() * (2 if shard.is_complex() else 1),
         addresses=tuple(0 if tensor is None else address_of(tensor) for tensor in tensors),
         staged=tuple(staged),
@@ -97,13 +105,18 @@ class Bucket:
 
     device: torch.device
     signature: Signature
-    records: list[ParamRecord] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)  # in StepInputs
-    group_indices: list[int] = field(default_factory=list)
+    records: list[ParamRecord]
+    positions: list[int]  # in StepInputs
+    group_indices: list[int]
 
-    def column(self, slot: int) -> array[int]:
-        """The address of each tensor's slot; see ParamRecord."""
-        return array("q", [record.addresses[slot] for record in self.records])
+    def columns(self) -> list[tuple[int, ...]]:
+        """By slot the address of each tensor; see ParamRecord."""
+        return list(zip(*(record.addresses for record in self.records), strict=True))
+
+    @cached_property
+    def _to_copy(self) -> list[int]:
+        """Indices of tensors that a kernel cannot take as they are."""
+        return [i for i, record in enumerate(self.records) if record.copies_grad or record.staged]
 
     def counter(self, index: int, inputs: StepInputs) -> Tensor:
         """The step counter of one tensor."""
@@ -113,10 +126,10 @@ class Bucket:
     def bind(self, inputs: StepInputs) -> Bound:
         """The bucket's tensors in this step, with copies of those that no kernel can walk."""
         bound = Bound(self, inputs, {}, {})
-        for index, record in enumerate(self.records):
-            if record.copies_grad:
+        for index in self._to_copy:
+            if self.records[index].copies_grad:
                 bound.copy_grad(index)
-            for slot in record.staged:
+            for slot in self.records[index].staged:
                 bound.stage(slot, index)
         return bound
 
@@ -200,18 +213,20 @@ class Bound:
         return addresses
 
 
-def make_buckets(records: Sequence[ParamRecord], group_indices: Iterable[int]) -> list[Bucket]:
+def make_buckets(records: Sequence[ParamRecord], group_indices: Sequence[int]) -> list[Bucket]:
     """Sorts parameters into buckets."""
-    buckets: dict[tuple[torch.device, Signature], Bucket] = {}
-    for position, (record, group_index) in enumerate(zip(records, group_indices, strict=True)):
-        key = (record.device, record.signature)
-        bucket = buckets.get(key)
-        if bucket is None:
-            bucket = buckets[key] = Bucket(*key)
-        bucket.records.append(record)
-        bucket.positions.append(position)
-        bucket.group_indices.append(group_index)
-    return list(buckets.values())
+    by_kind: dict[int, list[int]] = {}
+    for position, record in enumerate(records):
+        by_kind.setdefault(id(record.kind), []).append(position)
+    return [
+        Bucket(
+            *records[positions[0]].kind,
+            records=[records[i] for i in positions],
+            positions=positions,
+            group_indices=[group_indices[i] for i in positions],
+        )
+        for positions in by_kind.values()
+    ]
 
 
 def address_of(tensor: Tensor) -> int:

@@ -10,7 +10,6 @@ from array import array
 
 from padam_ext.buckets import Bound, Bucket
 from padam_ext.rows import Rows
-from padam_ext.slots import SLOTS
 
 
 class LaunchTable:
@@ -28,8 +27,8 @@ class LaunchTable:
         self.signature = bucket.signature
         self.numels = array("q", [record.numel for record in bucket.records])
         self.addresses = array("q")
-        for slot in range(len(SLOTS)):
-            self.addresses.extend(bucket.column(slot))
+        for column in bucket.columns():
+            self.addresses.extend(column)
         self.rows = Rows(bucket.group_indices)
 
     def bind(self, bound: Bound) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial as bind
 from typing import Any, TypeVar, overload
 
@@ -302,18 +302,23 @@ class FusedPadam(Optimizer):
         self._step(whole(self.param_groups), keep_as=WHOLE)
         return loss
 
+    def step_param(self, param: Tensor) -> None:
+        """Makes the step of one parameter. See `step_params`."""
+        self.step_params([param])
+
     @_untraced
     @torch.no_grad()
-    def step_param(self, param: Tensor) -> None:
-        """Makes the step of one parameter, if it has a gradient: the one that `step` would make.
+    def step_params(self, params: Sequence[Tensor]) -> None:
+        """Makes the step that `step` would make, of some parameters: of those with a gradient.
 
         For stepping during backward, see `step_during_backward`. Step hooks do not run.
 
         Args:
-            param: a parameter of this optimizer.
+            params: some of this optimizer's parameters, each once.
 
         Raises:
-            ValueError: the parameter is in no param group, or an option outside its range.
+            ValueError: a parameter is in no param group or given twice, or an option outside its
+                range.
             RuntimeError: the norm of all gradients is asked for, of which there is only one here;
                 and see `step`.
             TypeError: see `step`.
@@ -321,11 +326,12 @@ class FusedPadam(Optimizer):
         if self._needs_norm():
             raise RuntimeError(
                 f"max_grad_norm={self.max_grad_norm!r} and skip_nonfinite={self.skip_nonfinite!r} "
-                "need all gradients at once: step_param cannot be used with them"
+                "need all gradients at once: step_params cannot be used with them"
             )
-        group_index = self._param_index.group_of(param, self.param_groups)
+        selection = self._param_index.select(params, self.param_groups)
         # A plan for each parameter would take more memory than its state; only a capture needs one.
-        self._step([(group_index, [param])], keep_as=id(param) if self.capturable else None)
+        keep_as = id(params[0]) if self.capturable and params else None
+        self._step(selection, keep_as=keep_as)
 
     def _step(self, selection: Selection, *, keep_as: object) -> None:
         self._check_options_of_the_whole()

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from padam_ext.gather import Selection
+
 
 class ParamIndex:
     """Finds a parameter's group in the same time however many there are; keeps nothing alive."""
@@ -14,12 +16,22 @@ class ParamIndex:
     def __init__(self) -> None:
         self._places: dict[int, tuple[int, int]] = {}  # by id: group, position
 
-    def group_of(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> int:
-        """The index of a parameter's group.
+    def select(self, params: Sequence[Tensor], param_groups: Sequence[dict[str, Any]]) -> Selection:
+        """Some parameters by the index of their group.
 
         Raises:
-            ValueError: the parameter is in none.
+            ValueError: a parameter is in no group, or given twice.
         """
+        by_group: dict[int, list[Tensor]] = {}
+        seen: set[int] = set()
+        for param in params:
+            if id(param) in seen:
+                raise ValueError(f"a parameter of shape {tuple(param.shape)} is given twice")
+            seen.add(id(param))
+            by_group.setdefault(self._group_of(param, param_groups), []).append(param)
+        return list(by_group.items())
+
+    def _group_of(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> int:
         if not self._is_there(param, param_groups):
             self._places = {
                 id(one): (group_index, position)

@@ -121,20 +121,24 @@ class Planner:
         self._plans.pop(keep_as, None)  # its tables are freed before new ones are made
         chosen = {device: choose(device) for device in {p.device for p in inputs.params}}
         _check_capturable(chosen, needs)
-        records, num_new = self._update_records(inputs, groups, param_groups, slots, needs, states)
+        records, changed = self._update_records(inputs, groups, param_groups, slots, needs, states)
         steps, have_moved = [], False
         for bucket in make_buckets(records, groups):
             step, moved = _make_step(bucket, inputs, chosen[bucket.device], needs)
             steps.append(step)
             have_moved |= moved
-        if have_moved and num_new < len(records):
+        if have_moved and len(changed) < len(records):
             self._generation += 1
-        if have_moved or num_new > 0:
-            states = self._read_records(inputs, records)
+        if have_moved or changed:
+            everything = have_moved or needs.compare_states
+            states = self._read_records(
+                inputs, records, range(len(records)) if everything else changed
+            )
         if keep_as is not None:
             self._plans[keep_as] = Plan(
-                steps, needs, slots, inputs.reading, states, self._generation
-            )
+                steps, needs, slots, inputs.reading,
+                states if needs.compare_states else None, self._generation,
+            )  # fmt: skip
             self._prune(param_groups)
         return steps
 
@@ -146,8 +150,8 @@ class Planner:
         slots: dict[int, tuple[bool, ...]],
         needs: Needs,
         states: Reading | None,
-    ) -> tuple[list[ParamRecord], int]:
-        """The record of each parameter, and how many of them had to be made."""
+    ) -> tuple[list[ParamRecord], list[int]]:
+        """The record of each parameter, and the positions of those that had to be made."""
         pieces = _pieces(inputs.reading, len(inputs.params))
         state_pieces = _pieces(states, len(inputs.params))
         found = [self._records.get(id(param)) for param in inputs.params]
@@ -187,12 +191,16 @@ class Planner:
             if record.reading is not None:
                 self._records[id(param)] = record
             found[position] = record
-        return [record for record in found if record is not None], len(changed)
+        return [record for record in found if record is not None], changed
 
-    def _read_records(self, inputs: StepInputs, records: list[ParamRecord]) -> Reading:
-        reading = self._gatherer.read_states(inputs.state, inputs.params)
-        for record, piece in zip(records, reading.pieces(), strict=True):
-            record.state_reading = piece
+    def _read_records(
+        self, inputs: StepInputs, records: list[ParamRecord], positions: Sequence[int]
+    ) -> Reading:
+        """Reads the states of some parameters into their records."""
+        params = [inputs.params[position] for position in positions]
+        reading = self._gatherer.read_states(inputs.state, params)
+        for position, piece in zip(positions, reading.pieces(), strict=True):
+            records[position].state_reading = piece
         return reading
 
     def _prune(self, param_groups: ParamGroups) -> None:
@@ -239,7 +247,7 @@ def _make_step(
     bucket: Bucket, inputs: StepInputs, taken_by: Backend, needs: Needs
 ) -> tuple[BucketStep, bool]:
     """The step of a bucket, and whether step counters have moved for it."""
-    elsewhere = any(record.counter_device.type != "cpu" for record in bucket.records)
+    elsewhere = any(at.type != "cpu" for at in {r.counter_device for r in bucket.records})
     # Counters that are on the device stay there.
     on_device = taken_by.counts_on_device and (
         needs.count_on_device or needs.capturable or elsewhere

@@ -45,12 +45,10 @@ class StepCounts:
         if native.module is None or self._stand_ins:
             counters = self._counters(inputs)
             torch._foreach_add_(counters, 1)
-            values = [float(counter) for counter in counters]
-            return values[0] if len(set(values)) == 1 else values
-        smallest, largest = native.module.add_to_steps(self.addresses, 1)
-        if smallest == largest:
-            return float(smallest)
-        return [float(counter) for counter in self._counters(inputs)]
+            each = [float(counter) for counter in counters]
+            return each[0] if len(set(each)) == 1 else each
+        values = array("f", native.module.add_to_steps(self.addresses, 1))
+        return values[0] if len(values) == 1 else values.tolist()
 
     def load(self, inputs: StepInputs) -> None:
         """Before the device counts: brings it the counters that kernels do not add to."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from checking import Watched
-from padam_ext import FusedPadam, step_during_backward
+from padam_ext import FusedPadam, backward, native, step_during_backward
 
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "bias_correction": "adam"}
 NUM_LAYERS = 6
@@ -30,7 +30,9 @@ def loss_of(model, seed):
     return model(torch.randn(8, 16, generator=generator)).square().mean()
 
 
-def test_the_same_as_a_step_of_all(backend):
+@pytest.mark.parametrize("batch_bytes", [1, 2500, backward.BATCH_BYTES])
+def test_the_same_as_a_step_of_all(backend, batch_bytes, monkeypatch):
+    monkeypatch.setattr(backward, "BATCH_BYTES", batch_bytes)
     model, twin = make_model(), make_model()
     optimizer = FusedPadam(groups_of(model), **OPTIONS, backend=backend)
     expected = FusedPadam(groups_of(twin), **OPTIONS, backend=backend)
@@ -47,8 +49,10 @@ def test_the_same_as_a_step_of_all(backend):
             assert torch.equal(value, expected.state[other][key]), key
 
 
-def test_hardly_any_gradient_is_alive_at_any_time():
+@pytest.mark.parametrize("kept", [1, 600, 1500])
+def test_few_gradients_are_alive_at_any_time(kept, monkeypatch):
     """Elements of all gradients: the peak with and without."""
+    monkeypatch.setattr(backward, "BATCH_BYTES", kept * 4)
     peaks = []
     for in_backward in (False, True):
         model, alive = make_model(), [0]
@@ -67,7 +71,68 @@ def test_hardly_any_gradient_is_alive_at_any_time():
             hooks.close()
     largest, everything = 16 * 16, NUM_LAYERS * (16 * 16 + 16)
     assert peaks[0] == everything
-    assert peaks[1] <= largest
+    assert kept <= peaks[1] < kept + largest
+    assert all(param.grad is None for param in model.parameters())
+
+
+def test_one_launch_steps_many(monkeypatch):
+    """Small parameters are not worth a launch each."""
+    model = make_model()
+    optimizer = FusedPadam(groups_of(model))
+    launches = []
+    step_cpu = native.module.step_cpu
+    monkeypatch.setattr(native.module, "step_cpu",
+                        lambda **table: launches.append(step_cpu(**table)))  # fmt: skip
+    with step_during_backward(optimizer):
+        loss_of(model, 0).backward()
+        assert all(param.grad is None for param in model.parameters())
+    assert len(launches) == 1
+
+
+def test_a_backward_that_failed_leaves_gradients_to_the_step(backend):
+    """Those that were complete by then; torch would step them as well."""
+    params, twins = make_twin_parameters(2)
+    optimizer = FusedPadam(params, **AS_ADAM, backend=backend)
+    adam = torch.optim.Adam(twins, lr=0.1, amsgrad=True)
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ValueError("out of luck")
+
+    def loss(first, second, fails):
+        # The branch that was made last goes backward first.
+        failing = (Fails.apply(first) if fails else first).sum()
+        return failing + (2 * second).sum()
+
+    with step_during_backward(optimizer):
+        for fails in (True, False):
+            for those, stepping in ((params, optimizer), (twins, adam)):
+                stepping.zero_grad()
+                if fails:
+                    with pytest.raises(ValueError, match="out of luck"):
+                        loss(*those, fails).backward()
+                else:
+                    loss(*those, fails).backward()
+                stepping.step()
+            assert all(param.grad is None for param in params)
+    assert [float(optimizer.state[param]["step"]) for param in params] == [1, 2]
+    for param, twin in zip(params, twins, strict=True):
+        torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_given_twice_is_refused(backend):
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedPadam([param], backend=backend)
+    param.grad = torch.ones(3)
+    with pytest.raises(ValueError, match=r"shape \(3,\) is given twice"):
+        optimizer.step_params([param, param])
+    assert not optimizer.state
+    assert param.tolist() == [1, 1, 1]
 
 
 def test_closing_it_gives_gradients_back():
@@ -190,7 +255,7 @@ def test_a_weight_shared_with_a_reentrant_checkpoint_is_an_error(backend):
         hidden = checkpoint(layer, hidden, use_reentrant=True)
         with pytest.raises(RuntimeError, match=r"optimizer\.step\(\)"):
             layer(hidden).square().sum().backward()
-    assert optimizer.state[weight]["step"] <= 1
+    assert optimizer.state[weight].get("step", 0) <= 1
 
 
 def test_a_weight_shared_with_any_other_checkpoint_is_stepped_once(backend):
@@ -224,7 +289,7 @@ def test_a_parameter_that_takes_part_later(how, backend):
         optimizer = FusedPadam(params[:2], **AS_ADAM, backend=backend)
     adam = torch.optim.Adam(twins, lr=0.1, amsgrad=True)
 
-    def backward(those, number):
+    def go_backward(those, number):
         sum(((1 + number) * p).square().sum() for p in those if p.requires_grad).backward()
 
     with step_during_backward(optimizer):
@@ -234,18 +299,18 @@ def test_a_parameter_that_takes_part_later(how, backend):
                 if how == "added":
                     optimizer.add_param_group({"params": [params[2]], **AS_ADAM})
             used = slice(0, 2 if number < 2 else 3)
-            backward(params[used], number)
+            go_backward(params[used], number)
             assert params[0].grad is params[1].grad is None
             assert (params[2].grad is not None) == (number == 2)
             optimizer.step()
             assert params[2].grad is None
             adam.zero_grad()
-            backward(twins[used], number)
+            go_backward(twins[used], number)
             adam.step()
     assert [float(optimizer.state[param]["step"]) for param in params] == [5, 5, 3]
     for param, twin in zip(params, twins, strict=True):
         torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
-    backward(params, 0)  # and all hooks are gone, the later one, too
+    go_backward(params, 0)  # and all hooks are gone, the later one, too
     assert all(param.grad is not None for param in params)
 
 

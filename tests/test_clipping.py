@@ -361,7 +361,7 @@ def test_one_parameter_has_not_the_norm_of_all(option):
     optimizer = FusedPadam(params, **option)
     set_grads(params, 0)
     before = param.detach().clone()
-    with pytest.raises(RuntimeError, match="step_param cannot be used"):
+    with pytest.raises(RuntimeError, match="step_params cannot be used"):
         optimizer.step_param(param)
     assert torch.equal(before, param)
 

@@ -209,7 +209,7 @@ def test_another_stream_waits_for_the_one_before(monkeypatch):
 
     main, side = stream("main"), stream("side")
     current = main
-    monkeypatch.setattr(device_table, "_current_stream", lambda device: current)
+    monkeypatch.setattr(device_table, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, s: events.append(s.name))
     rig = Rig([3])
     rig.step()

@@ -172,9 +172,11 @@ def test_a_table_that_contradicts_itself_is_refused(change, message):
 def test_counters():
     counters = [torch.tensor(float(i)) for i in (3, 0, 9)]
     addresses = array("q", [c.data_ptr() for c in counters])
-    assert native.module.add_to_steps(addresses, 1.0) == (1.0, 10.0)
+    assert array("f", native.module.add_to_steps(addresses, 1.0)).tolist() == [4.0, 1.0, 10.0]
     assert [c.item() for c in counters] == [4.0, 1.0, 10.0]
-    assert native.module.add_to_steps(array("q"), 1.0) == (0.0, 0.0)
+    counters[0].fill_(10.0), counters[1].fill_(10.0)
+    assert array("f", native.module.add_to_steps(addresses, 1.0)).tolist() == [11.0]
+    assert native.module.add_to_steps(array("q"), 1.0) == b""
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

@@ -100,7 +100,7 @@ class DeviceTable:
         words = max(end for _, end in spans.values())
         self._host = torch.zeros(words, dtype=torch.int64, device="cpu")
         self._device = torch.empty(words, dtype=torch.int64, device=device)
-        self._stream = _current_stream(device)
+        self._stream = current_stream(device)
         self._spans = spans
 
         self._section("numels").copy_(numels)
@@ -225,7 +225,7 @@ class DeviceTable:
     def _follow_stream(self) -> None:
         if capturing():  # a graph must not wait for work outside of it
             return
-        stream = _current_stream(self._device.device)
+        stream = current_stream(self._device.device)
         if stream is not None and self._stream is not None and stream != self._stream:
             # What was launched there may still read the table that this step is about to change.
             stream.wait_stream(self._stream)
@@ -256,7 +256,8 @@ def _spans(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
         begin += length + length % 2
 
 
-def _current_stream(device: torch.device) -> torch.Stream | None:
+def current_stream(device: torch.device) -> torch.Stream | None:
+    """The stream to which work on a device goes now; None on the CPU."""
     if device.type == "cpu":
         return None
     stream: torch.Stream = torch.get_device_module(device).current_stream(device)
