@@ -179,9 +179,15 @@ def complete_rows(row_sources, constants, counts, at, late):
     adam = bias_correction == 2
     correction = tl.where(authors, second / first, tl.where(adam, 1.0 / first, 1.0))
     tl.store(row, lr * correction, mask=late)
-    tl.store(row + 7, coupled_factor * weight_decay, mask=late)
-    tl.store(row + 8, decoupled_factor * lr * weight_decay, mask=late)
+    tl.store(row + 7, times(coupled_factor, weight_decay), mask=late)
+    tl.store(row + 8, times(decoupled_factor, lr * weight_decay), mask=late)
     tl.store(row + 9, tl.where(adam, 1.0 / second, 1.0), mask=late)
+
+
+@triton.jit
+def times(factor, value):
+    """A product in which a factor of zero makes zero, also of an infinite value."""
+    return tl.where(factor == 0, 0.0, factor * value)
 
 
 @triton.jit

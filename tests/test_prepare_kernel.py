@@ -167,8 +167,9 @@ def expected_row(row, source, count):
         "adam": (1.0 / first, math.sqrt(second)),
     }[source.bias_correction]
     row[STEP_SIZE] = lr * c
-    row[COUPLED_DECAY] = source.coupled * weight_decay
-    row[DECOUPLED_DECAY] = source.decoupled * lr * weight_decay
+    # A factor of zero is one whose option plays no part, whatever its value.
+    row[COUPLED_DECAY] = source.coupled * weight_decay if source.coupled else 0.0
+    row[DECOUPLED_DECAY] = source.decoupled * lr * weight_decay if source.decoupled else 0.0
     row[INVERSE_CORRECTION] = 1.0 / r
     return row
 
@@ -287,6 +288,13 @@ def test_where_a_learning_rate_and_a_weight_decay_come_from(
     weight_decay = 0.3 if weight_decay == "number" else torch.tensor(0.3, dtype=weight_decay)
     rows = [Row(lr, weight_decay, "adam", coupled, decoupled), Row(7.0, 0.01, "authors")]
     run_and_check(prepare, Table([0.0, 9.0], rows), Inputs([4.0], 2.0, 0.0))
+
+
+@pytest.mark.parametrize("decoupled", [0.0, 1.0])
+@pytest.mark.parametrize("value", [INF, NAN])
+def test_an_option_that_plays_no_part_may_have_any_value(value, decoupled, prepare):
+    rows = [Row(value, 0.3, "adam", 1 - decoupled, decoupled), Row(0.1, value, "none", 0.0, 0.0)]
+    run_and_check(prepare, Table([0.0, 9.0], rows), Inputs())
 
 
 def test_a_number_is_rounded_nowhere(prepare):
