@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checking import step_and_check
-from padam_ext import FusedPadam
+from padam_ext import FusedPadam, buckets, plan
 from padam_ext.gather import NativeGatherer, PythonGatherer, best_gatherer
 from padam_ext.plan import WHOLE
 
@@ -232,6 +232,50 @@ def test_the_set_of_gradients_changes_every_step(backend):
         for i, param in enumerate(params):
             param.grad = torch.randn(5) if (step >> i) & 1 or i == step % 4 else None
         step_and_check(optimizer)
+
+
+def strided_gradient(params):
+    params[3].grad = torch.ones(8, 4).t()
+
+
+def new_data(params):
+    params[3].data = params[3].data.clone()
+
+
+def no_gradient(params):
+    params[3].grad = None
+
+
+def no_gradient_of_half(params):
+    for param in params[::2]:
+        param.grad = None
+
+
+@pytest.mark.parametrize(
+    ("change", "remade"),
+    [(strided_gradient, 1), (new_data, 1), (no_gradient, 0), (no_gradient_of_half, 0)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_change_of_one_parameter_leaves_the_records_of_the_others(
+    change, remade, backend, monkeypatch
+):
+    params = [torch.nn.Parameter(torch.ones(4, 8)) for _ in range(7)]
+    optimizer = FusedPadam(params, backend=backend)
+    made = []
+
+    def make_record(*args, **kwargs):
+        made.append(args[0])
+        return buckets.make_record(*args, **kwargs)
+
+    monkeypatch.setattr(plan, "make_record", make_record)
+    for expected in (len(params), remade):
+        for param in params:
+            param.grad = torch.ones(4, 8)
+        if expected != len(params):
+            change(params)
+        optimizer.step()
+        assert len(made) == expected
+        made.clear()
 
 
 def test_gradients_are_not_kept_alive(backend):
