@@ -9,6 +9,7 @@ import torch
 from checking import Watched
 from padam_ext import FusedPadam, backward, native, step_during_backward
 
+pytestmark = pytest.mark.gpu_variants
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "bias_correction": "adam"}
 NUM_LAYERS = 6
 

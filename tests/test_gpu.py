@@ -5,11 +5,12 @@ backend.
 """
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from padam_ext import FusedPadam, native
+from padam_ext import FusedPadam, backward, native, step_during_backward
 
 pytestmark = pytest.mark.gpu
 OPTIONS = {"weight_decay": 0.1, "lr": 0.01}
@@ -243,6 +244,31 @@ def test_streams(kernel):
     torch.cuda.synchronize()
     for param, want in zip(params, expected, strict=False):
         assert torch.equal(param.cpu(), want)
+
+
+@each_kernel
+def test_stepping_during_a_backward_of_several_streams(kernel, monkeypatch):
+    """A gradient is used on the stream that made it, or behind the end of backward."""
+    monkeypatch.setattr(backward, "BATCH_BYTES", 1)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    found = []
+    for in_backward in (False, True):
+        params = make_params(sizes=[4096] * 6)
+        optimizer = FusedPadam(params, **OPTIONS, backend=kernel)
+        with step_during_backward(optimizer) if in_backward else nullcontext():
+            for _ in range(3):
+                losses = []
+                for i, param in enumerate(params):
+                    streams[i % 2].wait_stream(streams[1 - i % 2])
+                    with torch.cuda.stream(streams[i % 2]):
+                        losses.append((param.square() * (i + 1)).sum())
+                streams[0].wait_stream(streams[1])
+                torch.stack(losses).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        torch.cuda.synchronize()
+        found.append(contents(optimizer))
+    assert same_bits(*found)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e9}], ids=["plain", "with_norm"])
