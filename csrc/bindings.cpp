@@ -60,7 +60,7 @@ padam::DeviceTable device_table(
   table.num_late_rows = num_late_rows;
   table.counts_on_device = counts_on_device;
   table.signature = padam::make_signature(slot_dtypes, compute_dtype);
-  padam::with_types(table.signature, [](auto) {});  // there must be code for it
+  padam::with_types(table.signature, [](auto) {});  // throws if no code is compiled for it
   return table;
 }
 
@@ -107,7 +107,7 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
   for (std::int64_t row = 0; row < table.num_rows; ++row) {
     const double root = table.constants[row].root;
     if (!(root >= 0 && root < static_cast<double>(padam::Root::count))) {
-      throw std::invalid_argument("constants: root " + std::to_string(root) + " is none");
+      throw std::invalid_argument("constants: root " + std::to_string(root) + " is not a Root");
     }
   }
 

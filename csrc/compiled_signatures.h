@@ -9,7 +9,7 @@
 
 namespace padam {
 
-// In the place of a type: a slot that is not there.
+// Stands for the type of an absent slot.
 struct Absent {};
 
 // A signature as types. T is that of the arithmetic.

@@ -25,8 +25,8 @@ if(PADAM_CUDA)
   endforeach()
   if(NOT archs)
     list(JOIN known ", " known)
-    message(FATAL_ERROR "padam_ext: of PADAM_EXT_CUDA_ARCHS (${PADAM_CUDA_ARCHS}) this CUDA "
-      "compiler knows none; it knows ${known}")
+    message(FATAL_ERROR "padam_ext: this CUDA compiler knows none of PADAM_EXT_CUDA_ARCHS "
+      "(${PADAM_CUDA_ARCHS}); it knows ${known}")
   endif()
   list(REMOVE_DUPLICATES archs)
   list(SORT archs COMPARE NATURAL)

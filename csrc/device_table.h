@@ -13,8 +13,8 @@
 
 namespace padam {
 
-// Where one row's values are that only the device knows, each a word of 8 bytes. What the host
-// knows is written in place, with no address beside it.
+// What the prepare launch completes one row from, in words of 8 bytes. lr and weight_decay are the
+// value itself if the host knows it, with address 0; otherwise the value is at the address.
 struct RowSource {
   double lr;
   std::int64_t lr_address;
@@ -27,7 +27,7 @@ struct RowSource {
   double decoupled_factor;       // of lr * weight_decay: 1 or 0
   double step;                   // number of this update; negative: the tensor's own counter
 };
-static_assert(sizeof(RowSource) == 10 * 8, "device_table.py writes ten words");
+static_assert(sizeof(RowSource) == 10 * 8, "rows.py packs ten words");
 
 // What holds for the whole step.
 struct Control {
@@ -35,7 +35,7 @@ struct Control {
   double skip;  // 0 or 1: nothing changes
 };
 
-// What the host has to say about the norm of all gradients.
+// The host's settings for the norm of all gradients.
 struct Limits {
   double max_grad_norm;   // infinite for none
   double skip_nonfinite;  // 0 or 1: whether a step is skipped where the norm is not finite
@@ -249,8 +249,8 @@ PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chun
   return sum;
 }
 
-// One step of the sum over the threads of a block: with strides kThreads / 2, ..., 1, every thread
-// taking part in each before any does in the next, shares[0] ends as the sum of all.
+// One step of the sum over the threads of a block. Every thread calls it with strides
+// kThreads / 2, ..., 1, all finishing one stride before the next; shares[0] is then the sum of all.
 template <typename T>
 PADAM_INLINE void fold(T* shares, int thread, int stride) {
   if (thread < stride) shares[thread] += shares[thread + stride];

@@ -148,7 +148,7 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
         hint.places[1] = param_place;
         hint.places[3] = grad_place;
       } catch (const py::error_already_set&) {
-        readable = false;  // a sparse gradient, say; whoever checks tensors says what is wrong
+        readable = false;  // a sparse gradient, say; the checks later say what is wrong
       }
       reading.end_piece(readable);
       grad_addresses.push_back(grad_address);

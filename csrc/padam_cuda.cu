@@ -11,7 +11,7 @@ namespace padam {
 
 namespace {
 
-// Thread blocks that must fit on one multiprocessor: leaves so many registers that none is spilled.
+// Thread blocks that must fit on one multiprocessor; few enough that no registers are spilled.
 template <typename T>
 constexpr int kResident = sizeof(T) == 8 ? 2 : 3;
 
@@ -52,8 +52,8 @@ std::string described(cudaError_t error) {
   const std::string text = std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error);
   const bool no_code =
       error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion;
-  return text + (no_code ? "); there is code for " PADAM_CUDA_ARCHS
-                           ", PADAM_EXT_CUDA_ARCHS chooses another when padam_ext is installed"
+  return text + (no_code ? "); padam_ext has code for " PADAM_CUDA_ARCHS
+                           "; to add others, reinstall it with PADAM_EXT_CUDA_ARCHS"
                          : ")");
 }
 
@@ -64,7 +64,7 @@ class Checked {
 
   void operator()(cudaError_t error, const char* doing) const {
     if (error == cudaSuccess) return;
-    cudaGetLastError();  // the next caller shall not be told of it again
+    cudaGetLastError();  // clears it, so that the next caller does not see it
     throw std::runtime_error(
         std::string("CUDA failed ") + doing + " for " + std::to_string(table_.num_tensors) +
         " tensors on cuda:" + std::to_string(device_) + ": " + described(error));
@@ -75,7 +75,7 @@ class Checked {
   int device_;
 };
 
-// Makes a device the current one and, at its end, the one that was.
+// Makes a device the current one; the destructor restores the previous one.
 class DeviceGuard {
  public:
   DeviceGuard(int device, const Checked& checked) : device_(device) {

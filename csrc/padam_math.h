@@ -22,8 +22,8 @@
 
 namespace padam {
 
-// How d^(2p) is taken. What square roots can do is cheap; the rest goes through exp2 and log2,
-// which also sees to a d that is zero or denormal. The order is that of constants.py's ROOTS.
+// How d^(2p) is computed, named after p. Square roots are cheap; the rest takes exp2 and log2,
+// which also handles a d that is zero or denormal. The order is that of constants.py's ROOTS.
 enum class Root : int { none, half, quarter, eighth, sixteenth, general, count };
 
 enum class Decay : int { none, coupled, decoupled };
@@ -57,9 +57,9 @@ PADAM_INLINE Decay decay_of(const Constants<T>& c) {
 PADAM_INLINE float square_root(float value) { return sqrtf(value); }
 PADAM_INLINE double square_root(double value) { return sqrt(value); }
 
-// a * b + c: multiply_add fuses where the processor can, rounded_once always rounds once. Without
-// the instruction that takes a detour through double, where the product of two floats is exact;
-// float64, to which no bound of two units applies, is then rounded twice.
+// a * b + c: multiply_add fuses if the processor can; rounded_once rounds to float only once.
+// Without an FMA instruction it computes in double, where the product of two floats is exact. For
+// float64, to which no bound of two units applies, it then rounds twice.
 #if defined(__FMA__) || defined(__CUDA_ARCH__) || defined(__aarch64__)
 PADAM_INLINE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 PADAM_INLINE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
@@ -140,7 +140,7 @@ PADAM_INLINE float times_binary_power(float m, BinaryPower of_d, float d) {
 
   const std::int32_t n = bits_of(of_d.shifted) - 0x4b400000;
   if (all_tame) return m * float_of(bits_of(power) + n * 0x00800000);
-  // 2^n may leave the range where the result does not: what is beyond goes on last.
+  // 2^n may be out of range where the result is not: the excess factor is applied last.
   const std::int32_t near = n > 124 ? 124 : (n < -124 ? -124 : n);
   const float special = d == 0.0f ? HUGE_VALF : (d == HUGE_VALF ? 0.0f : d);
   power = (d > 0.0f && d < HUGE_VALF) ? float_of(bits_of(power) + near * 0x00800000) : special;
@@ -157,9 +157,9 @@ PADAM_INLINE double times_power(double m, double d, const Constants<double>& c) 
 }
 
 // d^(-1/4) for normal d > 0, within 2.5e-7 relative, for the default p = 1/8. Square roots and
-// divisions share one slow unit, and there would be two and one of them.
+// divisions share one slow unit, and the direct way needs two roots and a division.
 PADAM_INLINE float inverse_fourth_root(float d) {
-  // A quarter of the exponent, negated, and linearly so of the significand: within 3.2 %.
+  // A first guess within 3.2 %: -1/4 of the exponent, and linear in the significand.
   const float y = float_of(0x4f581000 - (bits_of(d) >> 2));
   // d y^4 = 1 - t, so d^(-1/4) = y (1 - t)^(-1/4): a minimax polynomial in t.
   const float square = y * y;
@@ -219,7 +219,7 @@ PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c,
 PADAM_INLINE bool is_infinite(float value) { return fabsf(value) == HUGE_VALF; }
 PADAM_INLINE bool is_infinite(double value) { return fabs(value) == HUGE_VAL; }
 
-// x less its decoupled decay. An infinite x stays: the sum would be infinity minus infinity.
+// x minus its decoupled decay. An infinite x stays infinite, not infinity minus infinity.
 template <typename T>
 PADAM_INLINE T decayed(T x, const Constants<T>& c) {
   const T less = multiply_add(-c.decoupled_decay, x, x);

@@ -22,9 +22,8 @@ class Fork {
   static inline bool happened_ = watch();
 };
 
-// Puts a floating-point environment in place of the thread's own, which it gives back at its end.
-// So denormals, which torch.set_flush_denormal has flushed in the caller's thread only, are the
-// same to all threads.
+// Gives the thread another floating-point environment and restores its own at the end. So
+// torch.set_flush_denormal, which sets only the caller's thread, holds in all threads.
 class BorrowedEnvironment {
  public:
   explicit BorrowedEnvironment(const std::fenv_t& environment) {

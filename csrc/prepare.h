@@ -12,7 +12,7 @@
 
 namespace padam {
 
-// The order is that of hyperparameters.py's BIAS_CORRECTIONS.
+// The order is that of options.py's BIAS_CORRECTIONS.
 enum class BiasCorrection : std::int64_t { none, authors, adam };
 
 // One element of float32 or float64 in the device's memory, or null.
@@ -21,7 +21,7 @@ struct Scalar {
   bool is_double;
 };
 
-// What a step depends on beside its table. What is null is not there, or not asked for.
+// What a step depends on besides its table. Null means absent, or not asked for.
 struct PrepareInputs {
   const double* sums;  // [num_sums], of the squares of all gradients
   std::int64_t num_sums;
@@ -75,7 +75,7 @@ PADAM_INLINE double one_minus_power(double beta, double step) {
   return beta == 0.0 ? 1.0 : -expm1(step * log(beta));
 }
 
-// A factor of zero is one that the option plays no part in, whatever its value.
+// A factor of zero gives zero, even if the value is infinite or NaN: the option is not used.
 PADAM_INLINE double times(double factor, double value) {
   return factor == 0.0 ? 0.0 : factor * value;
 }

@@ -61,7 +61,7 @@ def locate_chunk(numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BL
 
 @triton.jit
 def whole_blocks_end(addresses, begin, end, BLOCK: tl.constexpr):
-    """Where the blocks end that 16-byte accesses can take without a mask.
+    """The end of the blocks that can be read and written 16 bytes at a time, without a mask.
 
     Those need addresses that are multiples of 16. `addresses` is one, or several or'ed together.
     """

@@ -25,8 +25,7 @@ def launch(table: Any, signature: Any, root: int) -> None:
 
     Args:
         table: a DeviceTable, made for blocks of `block_of`.
-        signature: its dtypes, one for each slot or None for a slot that there is not, and its
-            compute_dtype.
+        signature: its dtypes, one for each slot or None for an absent slot, and its compute_dtype.
         root: the one of the ROOTS that all rows share, or the general one.
     """
     multi_tensor_padam[(table.num_chunks,)](
@@ -56,7 +55,7 @@ def variant(
     }
 
 
-# The dtype of each is None where there is no such slot: only MAX_EXP_AVG_SQ, without amsgrad.
+# The dtype of an absent slot is None. Only MAX_EXP_AVG_SQ can be absent, without amsgrad.
 SLOTS = ("PARAM", "GRAD", "EXP_AVG", "EXP_AVG_SQ", "MAX_EXP_AVG_SQ")
 NUM_CONSTANTS: tl.constexpr = tl.constexpr(14)  # fields of a row
 
@@ -109,7 +108,7 @@ def multi_tensor_padam(
         numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
     )
     grad_factor = tl.load(control).to(COMPUTE)
-    end = tl.where(tl.load(control + 1) != 0, begin, end)  # nothing to do in a step to skip
+    end = tl.where(tl.load(control + 1) != 0, begin, end)  # a skipped step does nothing
     row = constants + tl.load(rows + tensor) * NUM_CONSTANTS
     c = (
         tl.load(row).to(COMPUTE),

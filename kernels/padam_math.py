@@ -8,8 +8,8 @@ Arithmetic is in the dtype of the operands, float32 or float64.
 import triton
 import triton.language as tl
 
-# How d^(2p) is taken: values of ROOT, in the order of constants.py's ROOTS. What square roots can
-# do is cheap; the rest goes through exp2 and log2, which also sees to a d of zero or a denormal.
+# How d^(2p) is computed: values of ROOT, named after p, in the order of constants.py's ROOTS.
+# Square roots are cheap; the rest takes exp2 and log2, which also handles a zero or denormal d.
 HALF: tl.constexpr = tl.constexpr(1)
 QUARTER: tl.constexpr = tl.constexpr(2)
 EIGHTH: tl.constexpr = tl.constexpr(3)
@@ -70,7 +70,7 @@ def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr):
         step = divide(m, square_root(square_root(square_root(d))))
     else:
         step = times_power(m, d, exponent, exponent_high, exponent_low)
-    # An infinite x stays: less a part of itself it would be NaN.
+    # An infinite x stays infinite, since infinity minus infinity would be NaN.
     decayed = tl.where(tl.abs(x) < float("inf"), tl.fma(-decoupled_decay, x, x), x)
     x = tl.where(decoupled_decay != 0, decayed, x)
     return tl.fma(-step_size, step, x), m, v, h
@@ -128,7 +128,7 @@ def times_power(m, d, exponent, exponent_high, exponent_low):
     rest = tl.fma(exponent, log2_near_one(f), exponent_low * e)
     whole = tl.floor(exact + rest + 0.5)
     power = tl.exp2((exact - whole) + rest)
-    # 2^n may leave the range where the result does not: what is beyond goes on last.
+    # 2^n may be out of range where the result is not: the excess factor is applied last.
     n = whole.to(BITS)
     near = tl.minimum(tl.maximum(n, 3 - BIAS), BIAS - 3)
     power *= ((near + BIAS) << FRACTION).to(d.dtype, bitcast=True)

@@ -4,8 +4,8 @@ That is the norm of all gradients, whether to skip the step, what to multiply gr
 counts, and rows that depend on those or on a learning rate or a weight decay on the device. All
 arithmetic is in float64.
 
-Programs share tensors and rows among them. Each adds up the same sums in the same order, so that
-none waits for another.
+Tensors and rows are divided among the programs. Each program adds up all sums itself, in the same
+order, so that none waits for another.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def launch(table: Any, inputs: Any) -> None:
         inputs: tensors on the device, each None where there is no such thing: sums, grad_scale,
             found_inf, and to write to, norm and skipped.
     """
-    nothing = table.limits.view(torch.float32)  # in the place of a tensor, and not looked at
+    nothing = table.limits.view(torch.float32)  # stands in for an absent tensor; never read
     num_counters = len(table.numels) if table.counts_on_device else 0
     programs = triton.cdiv(max(num_counters, table.num_late_rows, 1), BLOCKS["ROWS"])
     prepare_step[(programs,)](
@@ -59,7 +59,7 @@ def launch(table: Any, inputs: Any) -> None:
 NUM_WORDS: tl.constexpr = tl.constexpr(10)  # of a row's source
 
 
-# No argument makes a variant of its own but by its dtype.
+# Variants of the kernel differ only in the dtypes of arguments.
 @triton.jit(do_not_specialize=range(18))
 def prepare_step(
     sums,
@@ -133,7 +133,7 @@ def prepare_step(
         if has_skipped != 0:
             tl.store(skipped, tl.load(skipped) + skip.to(tl.int64))
 
-    # A row that goes by a counter is that of the tensor with the same index.
+    # A row that depends on a counter belongs to the tensor with the same index.
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     counted = at < num_counters
     counter = tl.load(counters + at, mask=counted, other=0).to(tl.pointer_type(tl.float32))

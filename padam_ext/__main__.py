@@ -16,7 +16,7 @@ def main() -> None:
     """Prints versions, devices and backends."""
     parser = argparse.ArgumentParser(
         prog="python -m padam_ext",
-        description="Tells what is installed, which backends can run here and why others cannot.",
+        description="Shows what is installed, which backends can run here and why others cannot.",
     )
     parser.add_argument("--version", action="version", version=f"padam_ext {__version__}")
     parser.parse_args()

@@ -14,8 +14,8 @@ from torch.autograd import Variable
 from padam_ext.backends.device_table import current_stream
 from padam_ext.optimizer import FusedPadam
 
-# Gradients that are kept until one launch steps their parameters together. A step has a cost of its
-# own, whatever its size; a few million elements hide it.
+# Gradients are kept until there are this many bytes; one launch then steps their parameters. Every
+# step has a fixed cost, which a few million elements hide.
 BATCH_BYTES = 32 * 2**20
 
 
@@ -28,15 +28,15 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
     hooks, schedulers see it, and it steps parameters that were unfrozen or added to the optimizer
     since.
 
-    What needs all gradients together is not possible: accumulation over several backward passes,
-    clipping by the global norm, GradScaler, and a weight used both inside and outside of
-    `torch.utils.checkpoint(use_reentrant=True)`, whose gradient comes in parts.
+    Anything that needs all gradients at once does not work: accumulation over several backward
+    passes, clipping by the global norm, and GradScaler. Nor does a weight used both inside and
+    outside of `torch.utils.checkpoint(use_reentrant=True)`, whose gradient comes in parts.
 
     Args:
         optimizer: whose parameters to step.
 
     Returns:
-        What undoes it, by `close()` or at the end of a `with` statement.
+        A context manager. Its `close()`, or the end of a `with` statement, removes the hooks.
 
     Raises:
         RuntimeError: in backward, for a parameter that gets a second gradient before
@@ -99,7 +99,7 @@ class _Stepper:
                     self._hooks[id(param)] = hook
 
     def _after_step(self) -> None:
-        """Frees what `optimizer.step()` has used: what had no hook, or a failed backward left."""
+        """Frees gradients that `optimizer.step()` used: without a hook, or of a failed backward."""
         optimizer = self._optimizer()
         if optimizer is None:
             return
@@ -123,8 +123,8 @@ class _Stepper:
             )
         self._seen.add(id(param))
         if not self._waiting:
-            # As DistributedDataParallel does: behind the last gradient, on the caller's streams,
-            # which wait for those of backward.
+            # As in DistributedDataParallel, it runs after the last gradient, on the caller's
+            # streams, which wait for those of backward.
             Variable._execution_engine.queue_callback(self._step_all)
         stream = current_stream(param.device)
         batch = self._waiting.setdefault(stream, _Batch())

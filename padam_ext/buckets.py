@@ -1,8 +1,8 @@
 """From parameters to buckets: which tensors one launch can take together.
 
 Here, and only here, a parameter becomes the plain memory that kernels work on: real instead of
-complex, dense, gradient and states laid out alike. A bucket keeps addresses, never tensors: what
-its users drop is freed at once.
+complex, dense, gradient and states laid out alike. A bucket keeps addresses, never tensors, so it
+does not keep tensors alive.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch import Tensor
 
 from padam_ext.gather import StepInputs
 from padam_ext.layout import is_plain, like_plain, local, real_view, same_layout
-from padam_ext.slots import SLOTS, STATE_SLOTS, Signature, present, signature
+from padam_ext.slots import SLOTS, STATE_SLOTS, Signature, signature, state_slots_of
 from padam_ext.state import ParamState, is_direct
 
 PARAM, GRAD = SLOTS.index("param"), SLOTS.index("grad")
 
 
-class Kind(NamedTuple):
-    """What all tensors of one launch share. `kind_of` makes each but once."""
+class LaunchKind(NamedTuple):
+    """What all tensors of one launch share. `launch_kind` gives one object for equal ones."""
 
     device: torch.device
     signature: Signature
 
 
-kind_of = lru_cache(maxsize=None)(Kind)
+launch_kind = lru_cache(maxsize=None)(LaunchKind)
 
 
 @dataclass(slots=True)
 class ParamRecord:
-    """How kernels reach one parameter and its state, true for as long as its readings are.
+    """How kernels reach one parameter and its state, valid until a reading of them differs.
 
     Attributes:
         reading: of the parameter and its gradient, see gather.py; None if it is not to be kept.
@@ -47,7 +47,7 @@ class ParamRecord:
         numel: in real numbers.
         addresses: int64 by slot, 0 for what is absent, the gradient and what is staged.
         staged: indices of slots that a kernel cannot walk as they are.
-        copies_grad: whether a kernel needs a copy of the gradient.
+        needs_grad_copy: whether a kernel needs a copy of the gradient.
         counter_device: where the step counter is.
         counter_address: its address; 0 where kernels cannot add to it, since it is not float32.
     """
@@ -56,11 +56,11 @@ class ParamRecord:
     state_reading: Any
     slots: tuple[bool, ...]
     owns_state: bool
-    kind: Kind
+    kind: LaunchKind
     numel: int
     addresses: tuple[int, ...]
     staged: tuple[int, ...]
-    copies_grad: bool
+    needs_grad_copy: bool
     counter_device: torch.device = torch.device("cpu")  # noqa: RUF009 - cannot change
     counter_address: int = 0
 
@@ -74,26 +74,28 @@ def make_record(
     param: Tensor, grad: Tensor, state: ParamState, group: Mapping[str, Any], *, owns_state: bool
 ) -> ParamRecord:
     """The record of a parameter that has been checked and whose state fits it."""
-    slots = present(group)
+    slots = state_slots_of(group)
     mine = signature(param.dtype, grad.dtype, slots)
     shard = local(param).detach()
     tensors: list[Tensor | None] = [shard if is_plain(shard) else None, None]
     staged = [] if is_plain(shard) else [PARAM]
-    for index, (slot, there) in enumerate(zip(STATE_SLOTS, slots, strict=True), start=GRAD + 1):
-        direct = there and is_direct(state[slot.name], param)
+    for index, (slot, is_present) in enumerate(
+        zip(STATE_SLOTS, slots, strict=True), start=GRAD + 1
+    ):
+        direct = is_present and is_direct(state[slot.name], param)
         tensors.append(local(state[slot.name]) if direct else None)
-        if there and not direct:
+        if is_present and not direct:
             staged.append(index)
     record = ParamRecord(
         reading=None,
         state_reading=None,
         slots=slots,
         owns_state=owns_state,
-        kind=kind_of(param.device, mine),
+        kind=launch_kind(param.device, mine),
         numel=shard.numel() * (2 if shard.is_complex() else 1),
         addresses=tuple(0 if tensor is None else address_of(tensor) for tensor in tensors),
         staged=tuple(staged),
-        copies_grad=not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
+        needs_grad_copy=not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
     )
     record.take_counter(state["step"])
     return record
@@ -116,7 +118,9 @@ class Bucket:
     @cached_property
     def _to_copy(self) -> list[int]:
         """Indices of tensors that a kernel cannot take as they are."""
-        return [i for i, record in enumerate(self.records) if record.copies_grad or record.staged]
+        return [
+            i for i, record in enumerate(self.records) if record.needs_grad_copy or record.staged
+        ]
 
     def counter(self, index: int, inputs: StepInputs) -> Tensor:
         """The step counter of one tensor."""
@@ -127,7 +131,7 @@ class Bucket:
         """The bucket's tensors in this step, with copies of those that no kernel can walk."""
         bound = Bound(self, inputs, {}, {})
         for index in self._to_copy:
-            if self.records[index].copies_grad:
+            if self.records[index].needs_grad_copy:
                 bound.copy_grad(index)
             for slot in self.records[index].staged:
                 bound.stage(slot, index)
@@ -136,7 +140,7 @@ class Bucket:
 
 @dataclass
 class Bound:
-    """A bucket's tensors in one step, and only for as long as that lasts.
+    """A bucket's tensors, held only during one step.
 
     Attributes:
         bucket: the bucket.
@@ -230,7 +234,7 @@ def make_buckets(records: Sequence[ParamRecord], group_indices: Sequence[int]) -
 
 
 def address_of(tensor: Tensor) -> int:
-    """An address as int64, which those of some devices exceed: the same bits, then negative."""
+    """An address as int64; one of 2**63 or more, as on some devices, becomes negative."""
     address = tensor.data_ptr()
     return address - 2**64 if address >= 2**63 else address
 

@@ -1,6 +1,6 @@
 """Loading: files of FusedPadam, of torch.optim.Adam and AdamW, and of the authors' Padam.
 
-torch.optim.Optimizer.load_state_dict casts every state to its parameter's dtype, which would cut
+torch.optim.Optimizer.load_state_dict casts every state to its parameter's dtype, which would round
 the float32 states of half-precision parameters, and may share tensors with the state_dict. A hook
 that runs after the user's own wraps the tensors so that they pass through untouched; `unwrap`
 then copies each into the dtype and layout that its parameter needs.
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from padam_ext.options import make_plain
 from padam_ext.state import ParamState, check_state, fit_state
 
-# Options in torch.optim's files that choose an implementation there and mean nothing here.
+# Keys of torch.optim's param groups that are not options of a param group here.
 _FOREIGN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -29,7 +29,7 @@ class _Wrapped:
 
 
 def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A load_state_dict pre-hook: checks the whole file before anything of it is taken over.
+    """A load_state_dict pre-hook: checks the whole file before any of it is loaded.
 
     Options that the file does not have keep their present values.
 
@@ -57,9 +57,9 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
 
 
 def unwrap(state: ParamState, param: Tensor, group: Mapping[str, Any]) -> None:
-    """Gives wrapped states, if any, back as copies that fit the parameter.
+    """Replaces wrapped tensors in a state, if any, by copies that fit the parameter.
 
-    Those of a lazy parameter are fitted by its first step.
+    For a lazy parameter its first step makes them fit.
     """
     if not any(isinstance(value, _Wrapped) for value in state.values()):
         return

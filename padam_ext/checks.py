@@ -60,7 +60,7 @@ def check_grad(param: Tensor, grad: Tensor, name: object) -> None:
     if placement(param) != placement(grad):
         raise RuntimeError(
             f"{name} is {_placed(param)}, but its gradient is {_placed(grad)}. Redistribute the "
-            "gradient as the parameter first."
+            "gradient like the parameter first."
         )
     for tensor, what in ((local(param), ""), (local(grad), "the gradient of ")):
         if is_wrapper(tensor):

@@ -23,16 +23,16 @@ def available_backends() -> tuple[str, ...]:
 
     `python -m padam_ext` prints the reason for each that cannot.
     """
-    there = (b for b in backends.BACKENDS if b.unavailable_reason() is None)
-    return tuple(backend.name for backend in there)
+    available = (b for b in backends.BACKENDS if b.unavailable_reason() is None)
+    return tuple(backend.name for backend in available)
 
 
 def check_name(name: object) -> None:
-    """Refuses a name that is no backend's, or that of one that cannot run on this machine.
+    """Refuses the name of a backend that does not exist or cannot run on this machine.
 
     Raises:
-        ValueError: with the name and those there are.
-        RuntimeError: says why it cannot run, and what to do.
+        ValueError: there is no such backend; lists the names.
+        RuntimeError: it cannot run here; says why, and what to do.
     """
     if not isinstance(name, str) or name not in NAMES:
         raise ValueError(f"backend must be one of {NAMES}, got {name!r}")
@@ -47,7 +47,7 @@ def check_name(name: object) -> None:
 def choose(name: str, device: torch.device) -> backends.Backend:
     """The backend for tensors of one device.
 
-    With "auto", falling back to eager is told once per process and device type.
+    With "auto", falling back to eager warns once per process and device type.
 
     Raises:
         RuntimeError: the backend asked for by name cannot take these tensors; says why.
@@ -81,9 +81,9 @@ def _warn_once(device: torch.device, reasons: Sequence[str]) -> None:
 
 
 def _level_of_the_caller() -> int:
-    """The stacklevel, for the function that asks, of the first code outside this package and torch.
+    """The `stacklevel` at which the caller's warning points outside this package and torch.
 
-    torch wraps a step in functions of its own, as many as it has use for.
+    torch wraps a step in a varying number of its own functions.
     """
     level, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from padam_ext.options import BIAS_CORRECTIONS, Hyperparameters
 
-# How d^(-2p) is taken; the order is that of the enum Root in csrc/padam_math.h.
+# How d^(2p) is computed, named after p; in the order of the enum Root in csrc/padam_math.h.
 ROOTS = ("none", "half", "quarter", "eighth", "sixteenth", "general")
 GENERAL = ROOTS.index("general")
 _ROOT_OF_EXPONENT = {0.0: 0, -1.0: 1, -0.5: 2, -0.25: 3, -0.125: 4}
@@ -94,10 +94,10 @@ class Constants(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """What the prepare kernel completes a row from, in the order of csrc/prepare.h."""
+    """What the prepare kernel completes a row from, in the order of csrc/device_table.h."""
 
     lr: float
-    lr_address: int  # 0 where `lr` is it
+    lr_address: int  # 0 if `lr` is the value
     lr_is_double: int
     weight_decay: float
     weight_decay_address: int
@@ -108,7 +108,7 @@ class RowSource(NamedTuple):
     step: float  # number of this update; -1 where the tensor's counter on the device has it
 
 
-# Of the counter that a device has.
+# In place of a step number that only a counter on the device knows.
 UNKNOWN_STEP = -1.0
 
 
@@ -142,7 +142,7 @@ def make_constants(options: RowOptions, step: float) -> Constants:
 
 
 def make_source(options: RowOptions, step: float) -> RowSource:
-    """What a device needs to work out that of a row which the host may not know."""
+    """What a device needs to complete the parts of a row that the host may not know."""
     lr, decay = options.lr, options.weight_decay
     lr_at = lr if isinstance(lr, DeviceConstant) else DeviceConstant(0, False)
     decay_at = decay if isinstance(decay, DeviceConstant) else DeviceConstant(0, False)
@@ -199,7 +199,7 @@ def _decay_factors(options: RowOptions) -> tuple[float, float]:
 
 
 def _root_of(exponent: float, eps: float) -> float:
-    """Square roots need a denominator that float32 does not lose."""
+    """Index into ROOTS; square roots need an eps that float32 does not round or flush to zero."""
     root = _ROOT_OF_EXPONENT.get(exponent, GENERAL)
     return float(root if root == 0 or eps >= _SMALLEST_NORMAL else GENERAL)
 

@@ -1,8 +1,8 @@
 """Control: what a step does with all gradients, and whether there is a step at all.
 
-One factor unscales and clips them, and a step may be skipped. On a device both are worked out by
-the prepare kernel, from the same inputs; here they are for backends without one. No gradient is
-written to.
+One factor unscales and clips them, and a step may be skipped. On a device the prepare kernel works
+both out, from the same inputs; this module does so for backends without that kernel. Gradients are
+never written to.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class ControlInputs(NamedTuple):
         return self.found_inf is not None or self.skip_nonfinite
 
 
-def check_handed_over(name: str, value: Any) -> Tensor | None:
-    """Refuses what is no tensor of one element, with a TypeError."""
+def check_scalar_tensor(name: str, value: Any) -> Tensor | None:
+    """Raises TypeError unless the value is None or a tensor of one element."""
     if value is None or (isinstance(value, Tensor) and value.numel() == 1):
         return value
     raise TypeError(f"{name} must be a tensor of one element or None, got {value!r}")
@@ -92,7 +92,7 @@ def make_control(inputs: ControlInputs, norm: Tensor | None) -> Control:
 def scalar_on(value: Any, device: torch.device) -> Tensor:
     """One element as a tensor of no dimensions on a device.
 
-    A copy to the CPU is waited for: the host may read it next.
+    Waits for a copy to the CPU, since the host may read it next.
     """
     moved: Tensor = value.to(device, non_blocking=device.type != "cpu").reshape(())
     return moved

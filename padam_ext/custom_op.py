@@ -41,7 +41,7 @@ def step(
     found_inf: Tensor | None = None,
     backend: str = "auto",
 ) -> None:
-    """Makes one step of every parameter, in place. What it computes, FusedPadam documents.
+    """Makes one step of every parameter, in place. FusedPadam documents what it computes.
 
     Args:
         params: parameters, on any devices, of any of FusedPadam's dtypes.
@@ -61,14 +61,14 @@ def step(
         bias_correction: "none", "authors" or "adam".
         decoupled_weight_decay: see FusedPadam.
         maximize: ascend instead of descend.
-        grad_scale: what the gradients are to be divided by, one element.
-        found_inf: not 0 if nothing is to be changed, one element.
+        grad_scale: one element, by which the gradients are divided.
+        found_inf: one element; if it is not 0, the step changes nothing.
         backend: see FusedPadam.
 
     Raises:
         ValueError: an option outside its range, or a state of another shape than its parameter.
         TypeError: a dtype that cannot be stepped.
-        RuntimeError: a backend that cannot take the tensors. Nothing has changed in either case.
+        RuntimeError: a backend that cannot take the tensors. In each case nothing has changed.
     """
     amsgrad = len(max_exp_avg_sqs) > 0
     states = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs, "step": steps}

@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         norm: the norm of all gradients, where it was asked for.
-        skipped: how many steps were skipped so far, int64 of one element; None if none could be.
+        skipped: how many steps were skipped so far, int64 of one element; None if no step could.
     """
 
     norm: Tensor | None
@@ -53,8 +53,8 @@ def make_step(
     bound = [step.bucket.bind(inputs) for step in steps]
     for step, tensors in zip(steps, bound, strict=True):
         step.bind(tensors)
-    # Kernels write behind autograd's back; whoever saved a parameter for backward must know.
-    # Told before they run, while what was just gathered is still in the processor's caches.
+    # Autograd does not see what kernels write, but must refuse a backward that saved an old value.
+    # Done before they run, while what was just gathered is still in the processor's caches.
     torch.autograd.graph.increment_version(inputs.params)
     done = 0
     try:

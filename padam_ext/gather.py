@@ -32,7 +32,7 @@ class Reading(Protocol):
     """
 
     def same(self, other: Any) -> bool:
-        """Whether another reading says the same. One of what has no address never does."""
+        """Whether another reading is the same; False if a tensor has no address."""
 
     def pieces(self) -> list[Any]:
         """The reading of each parameter, to be compared by ==; None where it has no address."""
@@ -103,7 +103,7 @@ class PythonGatherer:
         )  # fmt: skip
 
     def read_states(self, state: OptimizerState, params: Sequence[Tensor]) -> Reading:
-        """Of the tensors in the states of parameters, as far as there are any."""
+        """Reads the tensors in the states of parameters, where a parameter has a state."""
         return PythonReading([_state_piece(state.get(param)) for param in params])
 
 
@@ -121,7 +121,7 @@ def _state_piece(state: Any) -> Any:
 
 def _address(tensor: Tensor) -> int:
     tensor = local(tensor)
-    # Asked for its address, such a tensor answers 0, with a warning at best.
+    # data_ptr() of such a tensor is 0, with at most a warning.
     if is_wrapper(tensor):
         raise RuntimeError("a tensor subclass has no memory of its own")
     return tensor.data_ptr()
@@ -136,7 +136,7 @@ class NativeGatherer:
     """The same through csrc/gather.cpp."""
 
     def __init__(self) -> None:
-        """Raises AttributeError or ValueError where torch has not the interface it needs."""
+        """Raises AttributeError or ValueError if torch lacks the interface it needs."""
         self._native = native.module.Gatherer(Tensor)
 
     def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:

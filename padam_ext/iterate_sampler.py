@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 class IterateSampler:
     """Keeps one iterate out of all, drawn as Algorithm 1 of the paper draws its output.
 
-    The iterate behind each step is drawn with a probability in proportion to the learning rate of
-    that step. The paper's bounds are about the gradient at this iterate. Nothing has to be known in
-    advance: a new iterate takes the place of the one that is kept with the probability
-    lr / (sum of all lr so far), which leaves each with its share at every moment. That takes one
-    copy of the parameters, made again ever more seldom.
+    The iterate after each step is drawn with a probability proportional to the learning rate of
+    that step. The paper's bounds are about the gradient at this iterate. The number of steps need
+    not be known: after each step the new iterate replaces the kept one with probability
+    lr / (sum of all lr so far), which gives every iterate its share at any time. This needs one
+    copy of the parameters, which is updated less and less often.
 
-    Watches an optimizer from its construction on, by a step hook. The learning rate is that of the
-    first param group; a tensor on a GPU is waited for.
+    Watches the optimizer by a step hook, from when the sampler is made. The learning rate is that
+    of the first param group; if it is a tensor on a GPU, the host waits for it.
 
     Args:
         optimizer: any torch.optim.Optimizer.
@@ -47,7 +47,7 @@ class IterateSampler:
         self._num_steps = 0
         self._num_skipped = int(getattr(optimizer, "skipped_steps", 0))
         self._copies: list[Tensor] = []
-        # The optimizer does not keep what watches it alive, nor both each other.
+        # Weak, so that the optimizer does not keep the sampler alive, and there is no cycle.
         observe = weakref.WeakMethod(self._observe)
         self._hook = optimizer.register_step_post_hook(
             lambda *_: None if (method := observe()) is None else method()
@@ -55,12 +55,12 @@ class IterateSampler:
 
     @property
     def drawn_step(self) -> int:
-        """Number of the step, from 1, behind which the drawn iterate stood; 0 if there is none."""
+        """Number of the step, from 1, that made the drawn iterate; 0 if there is none."""
         return self._drawn_step
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Puts the drawn iterate in the place of the parameters, and the latest back at the end.
+        """Sets the parameters to the drawn iterate, and back to the latest values at the end.
 
         Raises:
             RuntimeError: nothing has been drawn, or parameters were added since.

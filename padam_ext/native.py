@@ -1,4 +1,4 @@
-"""Loads the native module, padam_ext._native, which csrc/ is built into.
+"""Loads the native module, padam_ext._native, which is built from csrc/.
 
 Importing this never fails: where the native module is missing, `unavailable_reason` tells why.
 """
@@ -29,7 +29,7 @@ def _load() -> tuple[Any, str | None]:
 
 
 def _installed_elsewhere() -> Path | None:
-    """The installed package whose place a source tree has taken, if it has a native module."""
+    """The installed package that this source tree hides, if that one has a native module."""
     here = Path(__file__).resolve().parent
     if not (here.parent / "setup.py").exists():
         return None

@@ -16,17 +16,17 @@ from torch.optim.optimizer import ParamsT, StateDict
 from padam_ext import checkpoint, choice, driver
 from padam_ext.backends.device_table import capturing
 from padam_ext.checks import check_param
-from padam_ext.control import ControlInputs, check_handed_over
+from padam_ext.control import ControlInputs, check_scalar_tensor
 from padam_ext.gather import Selection
 from padam_ext.options import (
-    WHOLE_DEFAULTS,
+    OPTIMIZER_DEFAULTS,
     Hyperparameters,
     flag,
     make_plain,
     number,
 )
 from padam_ext.param_index import ParamIndex
-from padam_ext.plan import WHOLE, Needs, Planner, whole
+from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ class FusedPadam(Optimizer):
         h = max(h, v)
         x = x - lr * c * m / (sqrt(h) / r + eps) ** (2 * p)
 
-    p = 1/2 is AMSGrad; p -> 0 is SGD with momentum at a learning rate scaled by (1 - b1).
+    p = 1/2 is AMSGrad; p = 0 is SGD with momentum at a learning rate scaled by (1 - b1).
 
     Parameters may be float32, float64, bfloat16, float16 or complex, of any dense or strided
     layout, on several devices. Arithmetic and states are float32 for half types and in the
@@ -83,18 +83,18 @@ class FusedPadam(Optimizer):
         decoupled_weight_decay: multiply x by 1 - lr * weight_decay first, as AdamW does, instead
             of adding weight_decay * x to the gradient.
         maximize: ascend instead of descend.
-        max_grad_norm: scale all gradients down to this norm, where it is larger, as
+        max_grad_norm: clip all gradients together to this norm, as
             torch.nn.utils.clip_grad_norm_ does over all parameters, but without writing to them.
-            The norm before that is left in `grad_norm`.
-        skip_nonfinite: make no step, and count none, where the norm is infinite or NaN.
-        capturable: allow steps to be captured into CUDA graphs. States count their steps on the GPU
-            then. A learning rate or weight decay that is to change between replays must be a
+            `grad_norm` holds the norm before clipping.
+        skip_nonfinite: skip the step, and do not count it, if the norm is infinite or NaN.
+        capturable: allow steps to be captured into CUDA graphs. Step counters are then kept on
+            the GPU. A learning rate or weight decay that is to change between replays must be a
             tensor on the GPU.
         backend: "auto" takes the best backend for each device; a name from
             `padam_ext.available_backends()` insists on that one.
 
     Raises:
-        ValueError: an option outside its range, duplicate or non-leaf or expanded parameters.
+        ValueError: an option outside its range; a duplicate, non-leaf or expanded parameter.
         TypeError: an option of the wrong type. Messages name the option and show the value.
         RuntimeError: a backend asked for by name that cannot run on this machine.
 
@@ -130,7 +130,7 @@ class FusedPadam(Optimizer):
         self.max_grad_norm = max_grad_norm
         self.skip_nonfinite = skip_nonfinite
         self.capturable = capturable
-        self._check_options_of_the_whole()
+        self._check_optimizer_options()
         self._start_afresh()
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -166,9 +166,9 @@ class FusedPadam(Optimizer):
 
     @property
     def skipped_steps(self) -> Tensor:
-        """How many steps were skipped since the optimizer was made: one element, on the device.
+        """How many steps `skip_nonfinite` or GradScaler has skipped, as a tensor of one element.
 
-        Those whose gradients had an infinity or NaN, as `skip_nonfinite` or GradScaler found.
+        Counts from when the optimizer was made, or last loaded a state_dict.
         """
         if self._skipped is None:
             return torch.zeros((), dtype=torch.int64, device="cpu")
@@ -178,8 +178,8 @@ class FusedPadam(Optimizer):
     def state(self) -> defaultdict[Tensor, Any]:
         """State of each parameter by the names of torch.optim.Adam.
 
-        Whoever has had it may replace tensors in it at any time, so from then on each step looks
-        for that. Loading a state_dict, which makes new tensors, ends it.
+        Code that has read this property may replace tensors in it at any time, so later steps
+        check for that. Loading a state_dict makes new tensors and ends these checks.
         """
         self._state_was_seen = True
         state: defaultdict[Tensor, Any] = self.__dict__["state"]
@@ -188,7 +188,7 @@ class FusedPadam(Optimizer):
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
         self.__dict__["state"] = state
-        # What was prepared holds addresses of the states that were.
+        # What was prepared holds addresses of the old states.
         self._planner.forget()
         self._state_was_seen = True
 
@@ -200,12 +200,12 @@ class FusedPadam(Optimizer):
             TypeError: see the class.
         """
         if isinstance(param_group, dict) and isinstance(param_group["params"], Iterable):
-            for name in WHOLE_DEFAULTS:
+            for name in OPTIMIZER_DEFAULTS:
                 mine = getattr(self, name)
                 if param_group.get(name, mine) != mine:
                     raise ValueError(
                         f"a param group has {name}={param_group[name]!r}, but {name} is for the "
-                        f"whole optimizer, here {mine!r}: pass it to FusedPadam itself"
+                        f"whole optimizer, which has {mine!r}: pass it to FusedPadam instead"
                     )
             if not isinstance(param_group["params"], Tensor | set):
                 param_group["params"] = list(param_group["params"])
@@ -233,7 +233,7 @@ class FusedPadam(Optimizer):
             ValueError: the file does not fit these parameters, or has an option outside its range.
             TypeError: an option or state of the wrong type. Nothing has been loaded then.
         """
-        # Registered here, so that it runs behind every hook that the user registered.
+        # Registered here, so that it runs after every hook that the user registered.
         handle = self.register_load_state_dict_pre_hook(checkpoint.check_and_wrap)
         try:
             super().load_state_dict(state_dict)
@@ -253,11 +253,14 @@ class FusedPadam(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: what torch.optim keeps, and the options of the whole."""
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in WHOLE_DEFAULTS}}
+        return {
+            **super().__getstate__(),
+            **{name: getattr(self, name) for name in OPTIMIZER_DEFAULTS},
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and load_state_dict; plans are made anew."""
-        # Loaded also where that backend cannot run: a step then says why.
+        # This also works where that backend cannot run; the next step then says why.
         self._backend = state.get("backend", self.__dict__.get("_backend", "auto"))
         super().__setstate__({key: value for key, value in state.items() if key != "backend"})
         self._start_afresh()
@@ -279,8 +282,8 @@ class FusedPadam(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Makes one step. Gradients are only read.
 
-        Under torch.amp.GradScaler the gradients are unscaled and the step skipped, where they are
-        not finite, by the kernels themselves; the GPU is not waited for.
+        Under torch.amp.GradScaler the kernels unscale the gradients, and skip the step if any is
+        not finite. The host does not wait for the GPU, except on the eager backend.
 
         Args:
             closure: evaluates the model again and returns the loss, as for torch.optim.
@@ -299,7 +302,7 @@ class FusedPadam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        self._step(whole(self.param_groups), keep_as=WHOLE)
+        self._step(all_params(self.param_groups), keep_as=ALL_PARAMS)
         return loss
 
     def step_param(self, param: Tensor) -> None:
@@ -309,7 +312,7 @@ class FusedPadam(Optimizer):
     @_untraced
     @torch.no_grad()
     def step_params(self, params: Sequence[Tensor]) -> None:
-        """Makes the step that `step` would make, of some parameters: of those with a gradient.
+        """Steps some parameters as `step` would. Those without a gradient are left as they are.
 
         For stepping during backward, see `step_during_backward`. Step hooks do not run.
 
@@ -319,8 +322,8 @@ class FusedPadam(Optimizer):
         Raises:
             ValueError: a parameter is in no param group or given twice, or an option outside its
                 range.
-            RuntimeError: the norm of all gradients is asked for, of which there is only one here;
-                and see `step`.
+            RuntimeError: max_grad_norm or skip_nonfinite is set, which need all gradients; and see
+                `step`.
             TypeError: see `step`.
         """
         if self._needs_norm():
@@ -334,7 +337,7 @@ class FusedPadam(Optimizer):
         self._step(selection, keep_as=keep_as)
 
     def _step(self, selection: Selection, *, keep_as: object) -> None:
-        self._check_options_of_the_whole()
+        self._check_optimizer_options()
         if capturing() and not self.capturable:
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph: make the optimizer with "
@@ -347,9 +350,9 @@ class FusedPadam(Optimizer):
             for index, _ in selection
         }
         control = ControlInputs(
-            # GradScaler sets these for the time of a step.
-            check_handed_over("grad_scale", getattr(self, "grad_scale", None)),
-            check_handed_over("found_inf", getattr(self, "found_inf", None)),
+            # GradScaler sets these only during a step.
+            check_scalar_tensor("grad_scale", getattr(self, "grad_scale", None)),
+            check_scalar_tensor("found_inf", getattr(self, "found_inf", None)),
             self.max_grad_norm,
             self.skip_nonfinite,
         )
@@ -363,7 +366,7 @@ class FusedPadam(Optimizer):
             self.grad_norm = outcome.norm
         self._skipped = outcome.skipped
 
-    def _check_options_of_the_whole(self) -> None:
+    def _check_optimizer_options(self) -> None:
         if self.max_grad_norm is not None:
             number("max_grad_norm", self.max_grad_norm, most=math.inf)
         flag("skip_nonfinite", self.skip_nonfinite)

@@ -22,15 +22,13 @@ class Option(NamedTuple):
     Attributes:
         name: its key in a param group, and the constructor's argument.
         default: the constructor's default.
-        values: the values it takes, for people to read.
-        plain: makes what the user gave a plain Python value; TypeError or ValueError, with name and
-            value, where that cannot be.
+        plain: converts the user's value to a plain Python value; raises TypeError or ValueError,
+            with name and value, if it is not allowed.
         may_be_tensor: whether it may be a tensor that is read at each step.
     """
 
     name: str
     default: Any
-    values: str
     plain: Callable[[str, Any], Any]
     may_be_tensor: bool = False
 
@@ -52,7 +50,7 @@ def shown(value: Any) -> str:
 
 
 def any_number(name: str, value: Any) -> float:
-    """A number, also one in a tensor of one element; else TypeError with name and value."""
+    """A number or a tensor of one element, as a float; else TypeError with name and value."""
     one = _item(name, value)
     if not isinstance(one, Real) or isinstance(one, bool):
         raise TypeError(f"{name} must be a number, got {one!r} of type {type(one).__name__}")
@@ -97,19 +95,19 @@ def _bias_correction(name: str, value: Any) -> str:
 
 
 OPTIONS = (
-    Option("lr", 0.1, "[0, inf)", number, may_be_tensor=True),
-    Option("betas", (0.9, 0.999), "each in [0, 1)", _pair),
-    Option("eps", 1e-8, "[0, inf)", number),
-    Option("weight_decay", 0.0, "[0, inf)", number, may_be_tensor=True),
-    Option("partial", 0.125, "[0, 1/2]", partial(number, most=0.5)),
-    Option("amsgrad", True, "True or False", flag),
-    Option("bias_correction", "none", '"none", "authors" or "adam"', _bias_correction),
-    Option("decoupled_weight_decay", False, "True or False", flag),
-    Option("maximize", False, "True or False", flag),
+    Option("lr", 0.1, number, may_be_tensor=True),
+    Option("betas", (0.9, 0.999), _pair),
+    Option("eps", 1e-8, number),
+    Option("weight_decay", 0.0, number, may_be_tensor=True),
+    Option("partial", 0.125, partial(number, most=0.5)),
+    Option("amsgrad", True, flag),
+    Option("bias_correction", "none", _bias_correction),
+    Option("decoupled_weight_decay", False, flag),
+    Option("maximize", False, flag),
 )
 DEFAULTS = {option.name: option.default for option in OPTIONS}
 # Options of the whole optimizer, which param groups cannot have for themselves.
-WHOLE_DEFAULTS = {
+OPTIMIZER_DEFAULTS = {
     "max_grad_norm": None,
     "skip_nonfinite": False,
     "capturable": False,
@@ -134,7 +132,7 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
         read = any_number if option.name == "lr" and not check_lr_sign else option.plain
         if option.may_be_tensor and isinstance(value, Tensor):
             _check_one_element(option.name, value)
-            if value.device.type == "cpu" or not _can_be_left(value):
+            if value.device.type == "cpu" or not _can_stay_on_device(value):
                 read(option.name, value)
             plain[option.name] = value
         else:
@@ -149,8 +147,8 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
 class Hyperparameters(NamedTuple):
     """The options of one param group as plain numbers, `partial` being the paper's p.
 
-    `lr` and `weight_decay` may be tensors of one element, float32 or float64, whose values a
-    device has.
+    `lr` and `weight_decay` may be tensors of one element, float32 or float64, to be read on the
+    device.
     """
 
     lr: Number
@@ -170,25 +168,25 @@ class Hyperparameters(NamedTuple):
 
         Args:
             group: the param group.
-            keep_tensors: leave the values of tensors to the device, also those that the host knows.
+            keep_tensors: keep tensors, even those on the CPU, for the device to read.
 
         Raises:
             TypeError: an option is of the wrong type.
             ValueError: an option is outside its range. Either message shows name and value.
         """
-        left = {
+        on_device = {
             name: kept
             for name in ("lr", "weight_decay")
             if isinstance(value := group[name], Tensor)
-            and (kept := _left_to_device(name, value, keep_tensors)) is not None
+            and (kept := _device_tensor(name, value, keep_tensors)) is not None
         }
-        values = tuple(0.0 if name in left else group[name] for name in DEFAULTS)
+        values = tuple(0.0 if name in on_device else group[name] for name in DEFAULTS)
         try:
             checked = _checked(values)
         except TypeError:
             # Perhaps of a type that cannot be looked up in a cache.
             checked = _check(values)
-        return checked.with_numbers(left) if left else checked
+        return checked.with_numbers(on_device) if on_device else checked
 
     def with_numbers(self, numbers: Mapping[str, Tensor]) -> Hyperparameters:
         """With tensors for the learning rate, the weight decay, or both."""
@@ -236,14 +234,14 @@ def _check_one_element(name: str, value: Tensor) -> None:
         raise ValueError(f"a tensor {name} must have 1 element, got shape {tuple(value.shape)}")
 
 
-def _can_be_left(value: Tensor) -> bool:
+def _can_stay_on_device(value: Tensor) -> bool:
     return not value.is_meta and not value.is_complex()
 
 
-def _left_to_device(name: str, value: Tensor, keep_tensors: bool) -> Tensor | None:
+def _device_tensor(name: str, value: Tensor, keep_tensors: bool) -> Tensor | None:
     """The tensor, if its value is to be read on the device, in a dtype that kernels read."""
     _check_one_element(name, value)
-    if not _can_be_left(value) or not (keep_tensors or value.device.type != "cpu"):
+    if not _can_stay_on_device(value) or not (keep_tensors or value.device.type != "cpu"):
         return None
     value = value.detach()
     return value if value.dtype in (torch.float32, torch.float64) else value.double()

@@ -32,19 +32,19 @@ class ParamIndex:
         return list(by_group.items())
 
     def _group_of(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> int:
-        if not self._is_there(param, param_groups):
+        if not self._is_at_known_place(param, param_groups):
             self._places = {
                 id(one): (group_index, position)
                 for group_index, group in enumerate(param_groups)
                 for position, one in enumerate(group["params"])
             }
-            if not self._is_there(param, param_groups):
+            if not self._is_at_known_place(param, param_groups):
                 raise ValueError(
                     f"a tensor of shape {tuple(param.shape)} is in no param group of this optimizer"
                 )
         return self._places[id(param)][0]
 
-    def _is_there(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> bool:
+    def _is_at_known_place(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> bool:
         group_index, position = self._places.get(id(param), (len(param_groups), 0))
         if group_index >= len(param_groups):
             return False

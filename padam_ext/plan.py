@@ -1,11 +1,11 @@
-"""A plan: the buckets of a step, each with its backend, kept for as long as they are true.
+"""A plan: the buckets of a step, each with its backend, kept while they are valid.
 
 A kernel is given addresses, so what was prepared must never outlive what it was made from. There is
-one record for each parameter, whatever steps it: each step reads anew what decides which memory a
-kernel would touch, and a record whose reading differs is made anew. So whoever replaces a tensor is
-seen by all, and what others have is left as it is.
+one record for each parameter, shared by all plans. Each step reads again what decides which memory
+a kernel would touch, and makes new records where a reading differs. So every plan notices a
+replaced tensor, and records of other parameters are kept.
 
-States are read from the moment on that somebody may hold them: until then only steps change them.
+States are read only once the user may hold them: until then only steps change them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from padam_ext.backends.step import BucketStep
 from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
 from padam_ext.checks import Name, ParamGroups, check_grad, check_param
 from padam_ext.gather import Reading, Selection, StepInputs, best_gatherer
-from padam_ext.slots import STATE_SLOTS, present
+from padam_ext.slots import STATE_SLOTS, state_slots_of
 from padam_ext.state import OptimizerState, check_state, fit_state
 from padam_ext.step_counts import StepCounts, place_counters
 
-# The name of the plan for all parameters together; that of one alone has the parameter's id.
-WHOLE = "whole"
+# The key of the plan for all parameters. A plan for some of them has the id of the first.
+ALL_PARAMS = "all"
 
 Choose = Callable[[torch.device], Backend]
 
@@ -67,16 +67,16 @@ class Planner:
         self._gatherer = best_gatherer()
         self._records: dict[int, ParamRecord] = {}  # by the parameter's id
         self._plans: dict[object, Plan] = {}
-        # How often something was replaced that an earlier plan may have the address of.
+        # Counts replacements of anything whose address an earlier plan may have.
         self._generation = 0
 
     def forget(self) -> None:
-        """Makes everything anew from now on, as for states that were replaced."""
+        """Drops everything prepared, for example because states were replaced."""
         self._records.clear()
         self._plans.clear()
 
     def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
-        """What there is to step of some parameters."""
+        """Gathers those of the selected parameters that have a gradient."""
         return self._gatherer.gather(selection, state)
 
     def plan(
@@ -104,7 +104,7 @@ class Planner:
         if needs.compare_states and inputs.reading is not None:
             states = self._gatherer.read_states(inputs.state, inputs.params)
         groups = array("q", inputs.group_indices)
-        slots = {index: present(param_groups[index]) for index in set(groups)}
+        slots = {index: state_slots_of(param_groups[index]) for index in set(groups)}
         plan = self._plans.get(keep_as)
         if (
             plan is not None
@@ -209,7 +209,7 @@ class Planner:
             return
         there = {id(param) for group in param_groups for param in group["params"]}
         self._records = {key: r for key, r in self._records.items() if key in there}
-        self._plans = {k: p for k, p in self._plans.items() if k in there or k == WHOLE}
+        self._plans = {k: p for k, p in self._plans.items() if k in there or k == ALL_PARAMS}
 
 
 def _still_holds(
@@ -259,6 +259,6 @@ def _make_step(
     return step, moved
 
 
-def whole(param_groups: ParamGroups) -> Selection:
+def all_params(param_groups: ParamGroups) -> Selection:
     """Everything that an optimizer has."""
     return [(index, group["params"]) for index, group in enumerate(param_groups)]

@@ -28,7 +28,7 @@ SOURCE_WORDS = len(RowSource._fields)
 
 
 class Rows:
-    """Rows, and which of them is each tensor's.
+    """The rows of a table, and the index of each tensor's row.
 
     Attributes:
         of_tensors: int64 [tensor], index of the tensor's row.

@@ -24,9 +24,8 @@ class StateSlot(NamedTuple):
     Attributes:
         name: its key in `optimizer.state[param]`, torch.optim.Adam's.
         option: the flag of the param group that asks for it; None for always.
-        starts_as: the slot whose values it takes over where the state began without it; None for
-            zeros.
-        storage: its dtype where the arithmetic has this one, if another.
+        starts_as: the slot from which it is copied if a state lacks it; None for zeros.
+        storage: its dtype by dtype of the arithmetic, where the two differ.
     """
 
     name: str
@@ -83,7 +82,7 @@ def compute_dtype(param_dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if param_dtype.to_real() == torch.float64 else torch.float32
 
 
-def present(group: Mapping[str, Any]) -> tuple[bool, ...]:
+def state_slots_of(group: Mapping[str, Any]) -> tuple[bool, ...]:
     """Which state slots the parameters of a group have."""
     return tuple(slot.is_in(group) for slot in STATE_SLOTS)
 
@@ -94,7 +93,8 @@ def signature(
     """The signature of a parameter whose group has these state slots."""
     real = param_dtype.to_real()
     states = (
-        slot.dtype(real) if there else None for slot, there in zip(STATE_SLOTS, slots, strict=True)
+        slot.dtype(real) if is_present else None
+        for slot, is_present in zip(STATE_SLOTS, slots, strict=True)
     )
     return Signature((real, _read_as(real, grad_dtype.to_real()), *states), compute_dtype(real))
 

@@ -32,8 +32,8 @@ from padam_ext.slots import STATE_SLOTS, StateSlot
 ParamState = dict[str, Any]
 OptimizerState = MutableMapping[Tensor, ParamState]
 
-# Those in which a supplied counter stays what it is. The others cannot count far: bfloat16 gets
-# stuck at 256.
+# A counter that the user supplies in one of these dtypes is kept. Other dtypes cannot count far:
+# bfloat16 gets stuck at 256.
 COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
 _NEEDED = tuple(slot.name for slot in STATE_SLOTS if slot.option is None)
 
@@ -51,7 +51,7 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
     if present and not set(_NEEDED) <= set(present):
         raise ValueError(
             f"the state of {name} has {present} but needs {' and '.join(_NEEDED)}; "
-            "the checkpoint is of another optimizer or incomplete"
+            "the checkpoint is from another optimizer or incomplete"
         )
     for key in present:
         if not isinstance(state[key], Tensor):
@@ -63,8 +63,8 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
             )
         if placement(state[key]) != placement(param):
             raise TypeError(
-                f"state {key!r} of {name} must be placed over devices as the parameter, got "
-                f"{_describe(state[key])}; torch.distributed.checkpoint.state_dict loads it as such"
+                f"state {key!r} of {name} must be placed over devices as the parameter is, got "
+                f"{_describe(state[key])}; load it with torch.distributed.checkpoint.state_dict"
             )
         if lacks_memory(local(state[key])):
             raise TypeError(f"state {key!r} of {name} has no memory: its storage was freed")
@@ -116,9 +116,9 @@ def fit_state(
     New moments start at zero. A running maximum that is missing beside existing moments (amsgrad
     was off until now) starts at the current second moment.
 
-    A moment of another layout than the parameter's makes steps slower, and so does a counter of
-    another dtype than float32. They are replaced where nobody else can hold them (`may_replace`,
-    but for the counter not with `keep_counter`), else they stay what they are.
+    Steps are slower if a moment's layout differs from the parameter's, or if the counter is not
+    float32. Such tensors are replaced if nobody else can hold them (`may_replace`; the counter only
+    without `keep_counter`). Otherwise they are kept.
     """
     state["step"] = _fit_step(
         state.get("step", 0.0), param.device, may_replace=may_replace and not keep_counter

@@ -1,4 +1,4 @@
-"""The control of one step, in the form that each backend wants, and what came of it."""
+"""The control of one step in the form that each backend needs, and the norm and skip count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from padam_ext.norm import norm_of, sums_on
 
 
 class StepControl:
-    """Works control out where a backend asks for it; the first one reports norm and skip.
+    """Works control out when a backend asks. The first time also sets the norm and counts a skip.
 
     Attributes:
         inputs: what control is worked out from.

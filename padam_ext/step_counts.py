@@ -1,8 +1,8 @@
 """Step counters: where they are, how a step counts, and how one that failed is taken back.
 
-A counter is the tensor `state[param]["step"]`. It stays the same tensor, at the same address, for
-as long as the parameter has a state, but for one move: to the device, once the device has to decide
-whether a step counts.
+A counter is the tensor `state[param]["step"]`. It stays the same tensor, at the same address, until
+it has to move: to the device, once the device decides whether a step counts, or back to the CPU, if
+the backend changes to one that counts there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StepCounts:
     """
 
     def __init__(self, bucket: Bucket, *, on_device: bool) -> None:
-        """Takes the counters; `place_counters` has seen to it that they are in one place."""
+        """Takes the counters, which `place_counters` must have put where steps are counted."""
         self._bucket = bucket
         self.on_device = on_device
         self.addresses = array("q", [record.counter_address for record in bucket.records])
@@ -51,12 +51,12 @@ class StepCounts:
         return values[0] if len(values) == 1 else values.tolist()
 
     def load(self, inputs: StepInputs) -> None:
-        """Before the device counts: brings it the counters that kernels do not add to."""
+        """Before the device counts: copies counters that have stand-ins into them."""
         for i, stand_in in self._stand_ins.items():
             stand_in.copy_(self._bucket.counter(i, inputs).reshape(()))
 
     def store(self, inputs: StepInputs) -> None:
-        """Brings them back."""
+        """Copies the stand-ins back into those counters."""
         for i, stand_in in self._stand_ins.items():
             counter = self._bucket.counter(i, inputs)
             counter.copy_(stand_in.reshape(counter.shape))
@@ -66,7 +66,7 @@ class StepCounts:
         torch._foreach_sub_(self._counters(inputs), 1)
 
     def take_back_on_device(self, inputs: StepInputs, skip: Tensor) -> None:
-        """Undoes the device's; counters with a stand-in have not been stored."""
+        """Undoes the device's count. Counters with a stand-in were not yet changed."""
         for i, counter in enumerate(self._counters(inputs)):
             if i not in self._stand_ins:
                 counter.sub_((1 - skip).to(torch.float32))
@@ -76,10 +76,7 @@ class StepCounts:
 
 
 def place_counters(bucket: Bucket, inputs: StepInputs, *, on_device: bool) -> bool:
-    """Has all counters of a bucket where steps are counted; whether any had to move.
-
-    Counters on the device stay there if its kernels can count at all.
-    """
+    """Moves all counters of a bucket to where steps are counted; returns whether any moved."""
     target = bucket.device if on_device else torch.device("cpu")
     moving = [i for i, record in enumerate(bucket.records) if record.counter_device != target]
     if not moving:

@@ -16,8 +16,8 @@ _works_on: set[tuple[str, torch.device]] = set()
 
 
 def broken_reason(backend: Backend, device: torch.device) -> str | None:
-    """Why a small step fails on a device; None if it works, which is found out only once."""
-    if not backend.on_trial or (backend.name, device) in _works_on:
+    """Why a small step fails on a device; None if it works. A success is remembered."""
+    if not backend.needs_trial or (backend.name, device) in _works_on:
         return None
     try:
         with _disable_current_modes():  # a real step, whatever is being traced or faked
@@ -26,7 +26,7 @@ def broken_reason(backend: Backend, device: torch.device) -> str | None:
         first_line = str(error).strip().partition("\n")[0]
         return f"{backend.name} fails on {device} with {type(error).__name__}: {first_line}"
     if not moved:
-        return f"{backend.name} computes something else than Padam on {device}"
+        return f"{backend.name} does not compute a Padam step correctly on {device}"
     _works_on.add((backend.name, device))
     return None
 

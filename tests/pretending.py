@@ -10,7 +10,7 @@ def take_the_cpu(monkeypatch, name):
     calls = {
         "unavailable_reason": lambda: None,
         "takes": lambda: frozenset({"cpu"}),
-        "on_trial": False,
+        "needs_trial": False,
     }
     changed = tuple(
         dataclasses.replace(b, **calls) if b.name == name else b for b in backends.BACKENDS

@@ -246,7 +246,7 @@ def test_a_backend_of_another_type(value):
 
 
 def test_a_backend_for_one_param_group():
-    message = "param group has backend='eager', but .* whole optimizer, here 'auto'"
+    message = "param group has backend='eager', but .* whole optimizer, which has 'auto'"
     group = {"params": [parameter()], "backend": "eager"}
     with pytest.raises(ValueError, match=message):
         FusedPadam([group])

@@ -169,12 +169,12 @@ def test_a_small_step_shows_whether_a_kernel_works(failure):
         def step(self, bound, options, control):
             pass
 
-    backend = backends.Backend("triton", Fails, None, on_trial=True)
+    backend = backends.Backend("triton", Fails, None, needs_trial=True)
     reason = trial.broken_reason(backend, torch.device("cpu"))
     if failure is not None:
         assert reason == "triton fails on cpu with RuntimeError: no C compiler"
     else:
-        assert reason == "triton computes something else than Padam on cpu"
+        assert reason == "triton does not compute a Padam step correctly on cpu"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
 from padam_ext.backends.device_table import DeviceTable
-from padam_ext.plan import WHOLE
+from padam_ext.plan import ALL_PARAMS
 
 ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
 device_kernels = pytest.mark.parametrize("backend", [ON_CPU], indirect=True)
@@ -76,7 +76,7 @@ def test_their_values_are_never_asked_for(backend, monkeypatch):
 
 def counters_of_the_kernel(optimizer):
     """Addresses of the counters that the prepare kernel adds to; 0 for none."""
-    [step] = optimizer._planner._plans[WHOLE].steps
+    [step] = optimizer._planner._plans[ALL_PARAMS].steps
     return step._device_table.counters.tolist()
 
 
@@ -113,7 +113,7 @@ class Graph:
     """What a CUDA graph repeats of a step: the copy of the table, and what follows."""
 
     def __init__(self, optimizer):
-        [step] = optimizer._planner._plans[WHOLE].steps
+        [step] = optimizer._planner._plans[ALL_PARAMS].steps
         self.table = step._device_table
         self.source = self.table._captured[-1]
         self.content = self.source.clone()

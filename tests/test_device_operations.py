@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checking import INTERPRETED
 from padam_ext import FusedPadam
 from padam_ext.backends import cuda, device_table, triton
-from padam_ext.plan import WHOLE
+from padam_ext.plan import ALL_PARAMS
 
 ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
 pytestmark = pytest.mark.parametrize("backend", [ON_CPU], indirect=True)
@@ -129,7 +129,7 @@ def test_one_copy_and_three_launches(
     kept = [param.grad for param in params]
     set_grads()  # elsewhere, so that the table has to be copied
     launches.clear()
-    [step] = optimizer._planner._plans[WHOLE].steps
+    [step] = optimizer._planner._plans[ALL_PARAMS].steps
     with Operations(step._device_table) as operations:
         optimizer.step()
     assert dict(operations.counted) == {"copy_": 1}

@@ -28,7 +28,7 @@ OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05}
 SHARDED = [((5, 3), Shard(0)), ((4, 6), Shard(1)), ((1, 7), Shard(0)), ((2, 3), Replicate())]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("eager", marks=pytest.mark.slow)])
 def test_in_two_processes(backend, tmp_path):
     torch.multiprocessing.spawn(in_one_of_two, (backend, str(tmp_path)), nprocs=2)
 

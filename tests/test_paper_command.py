@@ -71,6 +71,7 @@ def command(*arguments):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, ptb):
     arguments = ["--task", "lm", "--model", "lstm2", "--width", 4, "--epochs", 2, "--jobs", 2]
     arguments += ["--optimizers", "sgd,padam", "--device", "cpu", "--out", tmp_path]
@@ -90,7 +91,9 @@ def test_the_command_line(tmp_path, ptb):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, tmp_path, ptb):
     """Ctrl-C reaches all processes, SIGTERM the first one."""
     arguments = (

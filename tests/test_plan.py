@@ -11,7 +11,7 @@ import torch
 from checking import step_and_check
 from padam_ext import FusedPadam, buckets, plan
 from padam_ext.gather import NativeGatherer, PythonGatherer, best_gatherer
-from padam_ext.plan import WHOLE
+from padam_ext.plan import ALL_PARAMS
 
 pytestmark = [pytest.mark.sanitize, pytest.mark.gpu_variants]
 
@@ -386,9 +386,9 @@ def test_hundreds_of_groups_keep_their_plan():
         for param in params:
             param.grad = torch.ones(2)
         optimizer.step()
-    plan = optimizer._planner._plans[WHOLE]
+    plan = optimizer._planner._plans[ALL_PARAMS]
     optimizer.step()
-    assert optimizer._planner._plans[WHOLE] is plan
+    assert optimizer._planner._plans[ALL_PARAMS] is plan
 
 
 def test_steps_of_two_threads_do_not_share_what_they_read():

@@ -45,12 +45,16 @@ def run(code, backend="cpu", timeout=240):
     assert process.returncode == 0, output
 
 
+def slow_case(*values):
+    """For `make test-all-cases`: each case starts a Python with torch."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @forks
-@pytest.mark.parametrize("how", ["step", "step_param"])
-@pytest.mark.parametrize("norm", [None, 1e9])
+@pytest.mark.parametrize(
+    ("how", "norm"), [("step", 1e9), slow_case("step", None), slow_case("step_param", None)]
+)
 def test_a_step_in_a_forked_process(how, norm):
-    if how == "step_param" and norm is not None:
-        pytest.skip("step_param has no norm")
     step = "optimizer.step()" if how == "step" else "optimizer.step_param(param)"
     run(f"""
         optimizer.max_grad_norm = {norm}
@@ -96,8 +100,12 @@ def test_steps_in_a_pool_of_forked_processes():
 @forks
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((), "float32"), ((1,), "float32"), ((), "float64"), ((1,), "int64")]
-)
+    ("shape", "dtype"),
+    [
+        ((1,), "int64"),
+        slow_case((), "float32"), slow_case((1,), "float32"), slow_case((), "float64"),
+    ],
+)  # fmt: skip
 def test_forked_workers_share_states(shape, dtype, backend):
     """As A3C's do with a SharedAdam: each steps the same parameter with the same counter."""
     run(

@@ -25,17 +25,17 @@ class Backend:
         make_step: builds the step of a bucket.
         device_types: types of devices whose tensors "auto" gives it; None for all.
         unavailable_reason: tells why it cannot run on this machine, and what to do; None if it can.
-        on_trial: whether it has to show on each device that it works there.
-        counts_on_device: whether it can leave it to the device to decide that a step is skipped,
-            so that step counts must be there. Its steps then are DeviceSteps.
-        takes: types of devices whose tensors it can take, if not those that "auto" gives it.
+        needs_trial: whether it is first tried on each device, with a small step.
+        counts_on_device: whether the device itself can decide to skip a step, and count steps. Its
+            steps are then DeviceSteps.
+        takes: types of devices whose tensors it can take, if they differ from device_types.
     """
 
     name: str
     make_step: Callable[[Bucket, StepCounts], BucketStep]
     device_types: frozenset[str] | None
     unavailable_reason: Callable[[], str | None] = lambda: None
-    on_trial: bool = False
+    needs_trial: bool = False
     counts_on_device: bool = False
     takes: Callable[[], frozenset[str]] | None = None
 
@@ -60,7 +60,7 @@ BACKENDS = (
         triton.make_step,
         triton.DEVICE_TYPES,
         triton.unavailable_reason,
-        on_trial=True,
+        needs_trial=True,
         counts_on_device=True,
         takes=triton.takes,
     ),
@@ -69,7 +69,7 @@ BACKENDS = (
         cuda.make_step,
         cuda.DEVICE_TYPES,
         cuda.unavailable_reason,
-        on_trial=True,
+        needs_trial=True,
         counts_on_device=True,
     ),
     Backend("cpu", CpuStep, frozenset({"cpu"}), lambda: native.unavailable_reason),

@@ -141,7 +141,7 @@ def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparamete
         if capturing():
             raise RuntimeError(
                 f"{name} is a tensor on {value.device}, which a CUDA graph on {device} cannot "
-                f"read anew: make it one on {device}"
+                f"read again: create it on {device}"
             )
         moved[name] = value.to(device, non_blocking=True)
     return options.with_numbers(moved) if moved else options

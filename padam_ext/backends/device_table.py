@@ -1,11 +1,11 @@
 """A launch table in a device's memory, kept up to date by one asynchronous copy of what changed.
 
-What the prepare kernel writes on the device is never the host's to know: late fields of rows are
-NaN here, and its control has a place of its own.
+The host never knows what the prepare kernel writes on the device: fields of rows that only it can
+fill in are NaN on the host, and the control that it writes has a section of its own.
 
 All sections lie in one buffer, those that change from step to step first and side by side. A copy
 starts from pinned memory that torch's host allocator hands out, and does not hand out again before
-the copy has been made; it waits for nothing and nothing waits for it but the kernel behind it.
+the copy has been made. It waits for nothing, and only the kernel after it waits for it.
 
 A CUDA graph repeats the copy that was captured, whatever has been written to the table since. So
 that one is of the whole table, from memory of its own that is never written to again.
@@ -89,7 +89,7 @@ class DeviceTable:
             "addresses": len(SLOTS) * count,
             "counters": count,
             "rows": count,
-            # A row for each tensor, should all be at different step counts.
+            # Room for a row for each tensor, in case all step counts differ.
             "constants": count * len(Constants._fields),
             "row_sources": count * SOURCE_WORDS,
             "numels": count,
@@ -132,7 +132,7 @@ class DeviceTable:
         self.partial_sums: Tensor | None = None
 
     def prepare_capture(self) -> None:
-        """Gets memory for a capture, while there is none: that is when it can be had."""
+        """Allocates pinned memory for a capture, which is not possible during one."""
         if self._spare is None:
             pinned = self._device.device.type != "cpu"
             self._spare = torch.empty_like(self._host, pin_memory=pinned)
@@ -151,8 +151,8 @@ class DeviceTable:
             return
         if self._spare is None:
             raise RuntimeError(
-                "a second step of FusedPadam is being captured into a CUDA graph: make a step "
-                "outside of a capture before each one"
+                "a second step of FusedPadam is being captured into a CUDA graph: between two "
+                "captured steps, make one outside of a capture"
             )
         self._captured.append(self._spare)
         self._spare = None

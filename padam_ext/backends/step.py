@@ -1,4 +1,4 @@
-"""What a backend's step of one bucket is to the driver."""
+"""The interface between the driver and a backend's step of one bucket."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class BucketStep(ABC):
 
     @abstractmethod
     def sum_of_squares(self, bound: Bound) -> Tensor:
-        """Sums of all gradients' squares, float64 [as many as there are] on the device."""
+        """Sums that add up to the sum of all gradients' squares: float64 [k] on the device."""
 
     @abstractmethod
     def step(self, bound: Bound, options: Options, control: StepControl) -> None:
         """Steps every tensor, with the options of each param group that occurs.
 
-        Where it raises, step counts are what they were.
+        If it raises, step counts are as before.
         """
 
     def cancel(self, bound: Bound) -> None:  # noqa: B027

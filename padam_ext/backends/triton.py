@@ -48,7 +48,7 @@ def _launch_step(table: DeviceTable, root: int) -> None:
 
 
 def takes() -> frozenset[str]:
-    """Types of devices whose tensors it can take: interpreted, only memory that the CPU reads."""
+    """Types of devices whose tensors it can take; only the CPU under TRITON_INTERPRET."""
     return frozenset({"cpu"}) if _interpreted() else DEVICE_TYPES
 
 
