@@ -15,22 +15,20 @@ namespace {
 // What a span is stepped on, in the dtype of the arithmetic.
 template <typename T>
 struct Operands {
-  T* param;
-  const T* grad;
-  T* exp_avg;
-  T* exp_avg_sq;
-  T* max_exp_avg_sq;  // null without AMSGrad
+  T* slots[kSlots];  // null where absent
+
+  T* operator[](Slot slot) const { return slots[static_cast<int>(slot)]; }
 };
 
 template <Root root, Decay decay, bool amsgrad, typename T>
 void update_loop(const Operands<T>& operands, std::int64_t numel, const Constants<T>& row_constants,
                  T grad_factor) {
   const Constants<T> constants = row_constants;  // a local copy: no store below can alias it
-  T* __restrict param = operands.param;
-  const T* __restrict grad = operands.grad;
-  T* __restrict m = operands.exp_avg;
-  T* __restrict v = operands.exp_avg_sq;
-  T* __restrict h = operands.max_exp_avg_sq;
+  T* __restrict param = operands[Slot::param];
+  const T* __restrict grad = operands[Slot::grad];
+  T* __restrict m = operands[Slot::exp_avg];
+  T* __restrict v = operands[Slot::exp_avg_sq];
+  T* __restrict h = operands[Slot::max_exp_avg_sq];
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
     T unused = T(0);
@@ -106,12 +104,12 @@ void blockwise_loop(const Operands<float>& operands, std::int64_t numel,
   float y[kBlock];
   for (std::int64_t at = 0; at < numel; at += kBlock) {
     const std::int64_t count = std::min(kBlock, numel - at);
-    float* param = operands.param + at;
-    float* m = operands.exp_avg + at;
-    float* h = amsgrad ? operands.max_exp_avg_sq + at : nullptr;
-    const bool all_tame =
-        moments_block<root, decay, amsgrad>(param, operands.grad + at, m, operands.exp_avg_sq + at,
-                                            h, d, count, constants, grad_factor);
+    float* param = operands[Slot::param] + at;
+    float* m = operands[Slot::exp_avg] + at;
+    float* v = operands[Slot::exp_avg_sq] + at;
+    float* h = amsgrad ? operands[Slot::max_exp_avg_sq] + at : nullptr;
+    const bool all_tame = moments_block<root, decay, amsgrad>(
+        param, operands[Slot::grad] + at, m, v, h, d, count, constants, grad_factor);
     if (root == Root::general && all_tame) {
       power_block(d, y, count, constants);
       param_block_by_powers<decay>(param, m, y, d, count, constants);
@@ -134,8 +132,9 @@ void update_root(const Operands<T>& operands, Arguments... arguments) {
 
 template <Root root, Decay decay, typename T, typename... Arguments>
 void update_amsgrad(const Operands<T>& operands, Arguments... arguments) {
-  operands.max_exp_avg_sq != nullptr ? update_root<root, decay, true>(operands, arguments...)
-                                     : update_root<root, decay, false>(operands, arguments...);
+  operands[Slot::max_exp_avg_sq] != nullptr
+      ? update_root<root, decay, true>(operands, arguments...)
+      : update_root<root, decay, false>(operands, arguments...);
 }
 
 template <Root root, typename T, typename... Arguments>
@@ -225,19 +224,18 @@ void store_back(const LaunchTable& table, Slot slot, std::int64_t tensor, std::i
 
 void step_in_blocks(const LaunchTable& table, const Row& row, std::int64_t tensor,
                     std::int64_t begin, std::int64_t end) {
-  constexpr Slot kWritten[] = {Slot::param, Slot::exp_avg, Slot::exp_avg_sq, Slot::max_exp_avg_sq};
   float buffers[kSlots][kBuffer];
   for (std::int64_t at = begin; at < end; at += kBuffer) {
     const std::int64_t numel = std::min(kBuffer, end - at);
-    const auto operand = [&](Slot slot) {
-      return loaded(table, slot, tensor, at, numel, buffers[static_cast<int>(slot)]);
-    };
-    update(row, row.single, static_cast<float>(table.grad_factor),
-           Operands<float>{operand(Slot::param), operand(Slot::grad), operand(Slot::exp_avg),
-                           operand(Slot::exp_avg_sq), operand(Slot::max_exp_avg_sq)},
-           numel);
-    for (const Slot slot : kWritten) {
-      store_back(table, slot, tensor, at, numel, buffers[static_cast<int>(slot)]);
+    Operands<float> operands;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      operands.slots[slot] =
+          loaded(table, static_cast<Slot>(slot), tensor, at, numel, buffers[slot]);
+    }
+    update(row, row.single, static_cast<float>(table.grad_factor), operands, numel);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (static_cast<Slot>(slot) == Slot::grad) continue;
+      store_back(table, static_cast<Slot>(slot), tensor, at, numel, buffers[slot]);
     }
   }
 }
@@ -246,14 +244,12 @@ void step_in_blocks(const LaunchTable& table, const Row& row, std::int64_t tenso
 template <typename T>
 void step_in_place(const LaunchTable& table, const Row& row, const Constants<T>& constants,
                    std::int64_t tensor, std::int64_t begin, std::int64_t end) {
-  const bool amsgrad = table.signature.of(Slot::max_exp_avg_sq) != DType::absent;
-  const Operands<T> operands = {
-      element<T>(table, Slot::param, tensor, begin),
-      element<T>(table, Slot::grad, tensor, begin),
-      element<T>(table, Slot::exp_avg, tensor, begin),
-      element<T>(table, Slot::exp_avg_sq, tensor, begin),
-      amsgrad ? element<T>(table, Slot::max_exp_avg_sq, tensor, begin) : nullptr,
-  };
+  Operands<T> operands;
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const bool is_there = table.signature.slots[slot] != DType::absent;
+    operands.slots[slot] =
+        is_there ? element<T>(table, static_cast<Slot>(slot), tensor, begin) : nullptr;
+  }
   update(row, constants, static_cast<T>(table.grad_factor), operands, end - begin);
 }
 

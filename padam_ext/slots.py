@@ -39,10 +39,16 @@ class StateSlot(NamedTuple):
         return self.option is None or bool(group[self.option])
 
     def dtype(self, param_dtype: torch.dtype) -> torch.dtype:
-        """Its dtype beside a parameter of a dtype; complex for complex."""
+        """Its dtype beside a parameter of a dtype; complex for complex.
+
+        There are no pairs of bfloat16: beside complex parameters it is as in the arithmetic.
+        """
         compute = compute_dtype(param_dtype)
         stored = self.storage.get(compute, compute)
-        return stored.to_complex() if param_dtype.is_complex else stored
+        if not param_dtype.is_complex:
+            return stored
+        has_pairs = stored.to_complex().to_real() == stored
+        return (stored if has_pairs else compute).to_complex()
 
 
 STATE_SLOTS = (
@@ -94,7 +100,8 @@ def signature(
     """The signature of a parameter whose group has these state slots."""
     real = param_dtype.to_real()
     states = (
-        slot.dtype(real) if there else None for slot, there in zip(STATE_SLOTS, slots, strict=True)
+        slot.dtype(param_dtype).to_real() if there else None
+        for slot, there in zip(STATE_SLOTS, slots, strict=True)
     )
     return Signature((real, _read_as(real, grad_dtype.to_real()), *states), compute_dtype(real))
 
