@@ -27,12 +27,12 @@ ARCHITECTURES = re.findall(
 
 
 def _mangled_step(*types: str) -> str:
-    """Of a step's Types<...>: parameters, gradients, both moments, their maximum, arithmetic."""
-    return f"multi_tensor_padamINS_5TypesI{''.join(types)}EEE"
+    """Of a step's Types<...>: arithmetic, then parameters, gradients and what else is there."""
+    return f"multi_tensor_padamINS_5TypesI{types[0]}J{''.join(types[1:])}EEEE"
 
 
 # Variants as they stand in mangled names; half types that come again are abbreviated there.
-_BFLOAT16, _FLOAT16, _AGAIN, _ABSENT = "NS_8bfloat16E", "NS_7float16E", "S3_", "NS_6AbsentE"
+_BFLOAT16, _FLOAT16, _AGAIN = "NS_8bfloat16E", "NS_7float16E", "S3_"
 _DTYPES = {
     "float32": ("f", "f", "f"),
     "float64": ("d", "d", "d"),
@@ -42,7 +42,7 @@ _DTYPES = {
     "float16, gradient float32": (_FLOAT16, "f", "f"),
 }
 STEPS = {
-    name + suffix: _mangled_step(param, grad, t, t, t if amsgrad else _ABSENT, t)
+    name + suffix: _mangled_step(t, param, grad, *[t] * (2 + amsgrad))
     for amsgrad, suffix in ((True, ""), (False, ", no AMSGrad"))
     for name, (param, grad, t) in _DTYPES.items()
 }

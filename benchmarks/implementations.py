@@ -94,7 +94,7 @@ class EagerLoop:
         self.count += 1
         for param, moments in zip(self.params, self.states, strict=True):
             assert param.grad is not None
-            padam_step(param, param.grad, *moments, self.count, self.options)
+            padam_step(param, param.grad, *moments, step=self.count, options=self.options)
 
 
 def _kernels(device_type: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,9 +20,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.machine_code import instructions, loops, nvidia_tool, write_table
+from padam_ext import slots
 from padam_ext.constants import ROOTS
 from padam_ext.kernels import multi_tensor_norm, multi_tensor_padam, prepare_step
 from padam_ext.kernels.chunks import OPTIONS, PROGRAM_THREADS
+from padam_ext.options import DEFAULTS
+from padam_ext.slots import Signature
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -32,36 +35,23 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 
-
-class Signature(NamedTuple):
-    """What a kernel is compiled for."""
-
-    dtypes: tuple[torch.dtype | None, ...]  # in memory, of each slot
-    compute_dtype: torch.dtype  # of the arithmetic
-
-    def without_amsgrad(self) -> Signature:
-        """The same but for the last slot, which there is not."""
-        return self._replace(dtypes=(*self.dtypes[:-1], None))
-
-
-def _signature(param: torch.dtype, grad: torch.dtype, compute: torch.dtype) -> Signature:
-    return Signature((param, grad, compute, compute, compute), compute)
-
-
-_HALF_TYPES = (torch.bfloat16, torch.float16)
 SIGNATURES = [
-    _signature(torch.float32, torch.float32, torch.float32),
-    _signature(torch.float64, torch.float64, torch.float64),
-    *(_signature(half, half, torch.float32) for half in _HALF_TYPES),
-    *(_signature(half, torch.float32, torch.float32) for half in _HALF_TYPES),
+    slots.signature(param, grad, slots.state_slots_of(DEFAULTS))
+    for param, grad in (
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+        *((half, half) for half in slots.HALF_DTYPES),
+        *((half, torch.float32) for half in slots.HALF_DTYPES),
+    )
 ]
 # The root "none" is a case of the general one here. Without amsgrad the arithmetic is the same but
 # for a maximum: a few variants stand for all.
-VARIANTS = [(signature, root) for signature in SIGNATURES for root in range(1, len(ROOTS))] + [
-    (signature.without_amsgrad(), ROOTS.index("eighth")) for signature in SIGNATURES[:3]
+_WITHOUT = slots.state_slots_of(DEFAULTS | {"amsgrad": False})
+VARIANTS = [(one, root) for one in SIGNATURES for root in range(1, len(ROOTS))] + [
+    (slots.signature(*one.dtypes[:2], _WITHOUT), ROOTS.index("eighth")) for one in SIGNATURES[:3]
 ]
 # Those of the norm, by the gradient's dtype.
-NORM_SIGNATURES = list({signature.dtypes[1]: signature for signature in SIGNATURES}.values())
+NORM_SIGNATURES = list({one.dtypes[1]: one for one in SIGNATURES}.values())
 
 
 @dataclass
@@ -157,7 +147,8 @@ def describe(signature: Signature) -> str:
     """Parameter's dtype, the gradient's where it is another, and whether amsgrad is off."""
     param, grad = map(_name, signature.dtypes[:2])
     dtypes = param if param == grad else f"{param}, gradient {grad}"
-    return dtypes if signature.dtypes[-1] else f"{dtypes}, no amsgrad"
+    amsgrad = signature.dtypes[slots.SLOTS.index("max_exp_avg_sq")] is not None
+    return dtypes if amsgrad else f"{dtypes}, no amsgrad"
 
 
 def _name(dtype: torch.dtype) -> str:

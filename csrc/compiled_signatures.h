@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
 
 #include "codecs.h"
 #include "signature.h"
@@ -12,17 +13,27 @@ namespace padam {
 // Stands for the type of an absent slot.
 struct Absent {};
 
-// A signature as types. T is that of the arithmetic.
-template <typename ParamType, typename GradType, typename ExpAvgType, typename ExpAvgSqType,
-          typename MaxExpAvgSqType, typename ComputeType>
+// The type at an index, Absent beyond the end.
+template <int index, typename... Each>
+struct TypeAt {
+  using Type = Absent;
+};
+template <typename First, typename... Rest>
+struct TypeAt<0, First, Rest...> {
+  using Type = First;
+};
+template <int index, typename First, typename... Rest>
+struct TypeAt<index, First, Rest...> : TypeAt<index - 1, Rest...> {};
+
+// A signature as types: that of the arithmetic, then what each slot is stored as, in their order.
+// Those at the end that are left out are absent.
+template <typename ComputeType, typename... StoredTypes>
 struct Types {
-  using Param = ParamType;
-  using Grad = GradType;
-  using ExpAvg = ExpAvgType;
-  using ExpAvgSq = ExpAvgSqType;
-  using MaxExpAvgSq = MaxExpAvgSqType;
   using T = ComputeType;
-  static constexpr bool amsgrad = !std::is_same_v<MaxExpAvgSq, Absent>;
+  template <Slot slot>
+  using Stored = typename TypeAt<static_cast<int>(slot), StoredTypes...>::Type;
+  template <Slot slot>
+  static constexpr bool has = !std::is_same_v<Stored<slot>, Absent>;
 };
 
 template <typename... Each>
@@ -30,18 +41,15 @@ struct List {};
 
 // One kernel for each line.
 using CompiledSignatures = List<  //
-    Types<float, float, float, float, Absent, float>,
-    Types<float, float, float, float, float, float>,
-    Types<double, double, double, double, Absent, double>,
+    Types<float, float, float, float, float>, Types<float, float, float, float, float, float>,
+    Types<double, double, double, double, double>,
     Types<double, double, double, double, double, double>,
-    Types<bfloat16, bfloat16, float, float, Absent, float>,
-    Types<bfloat16, bfloat16, float, float, float, float>,
-    Types<bfloat16, float, float, float, Absent, float>,
-    Types<bfloat16, float, float, float, float, float>,
-    Types<float16, float16, float, float, Absent, float>,
-    Types<float16, float16, float, float, float, float>,
-    Types<float16, float, float, float, Absent, float>,
-    Types<float16, float, float, float, float, float>>;
+    Types<float, bfloat16, bfloat16, float, float>,
+    Types<float, bfloat16, bfloat16, float, float, float>,
+    Types<float, bfloat16, float, float, float>, Types<float, bfloat16, float, float, float, float>,
+    Types<float, float16, float16, float, float>,
+    Types<float, float16, float16, float, float, float>, Types<float, float16, float, float, float>,
+    Types<float, float16, float, float, float, float>>;
 
 template <typename Stored>
 constexpr DType kDTypeOf = DType::absent;
@@ -54,21 +62,22 @@ constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
 template <>
 constexpr DType kDTypeOf<float16> = DType::float16;
 
-template <typename Each>
-bool is_signature(const Signature& signature) {
-  return signature.of(Slot::param) == kDTypeOf<typename Each::Param> &&
-         signature.of(Slot::grad) == kDTypeOf<typename Each::Grad> &&
-         signature.of(Slot::exp_avg) == kDTypeOf<typename Each::ExpAvg> &&
-         signature.of(Slot::exp_avg_sq) == kDTypeOf<typename Each::ExpAvgSq> &&
-         signature.of(Slot::max_exp_avg_sq) == kDTypeOf<typename Each::MaxExpAvgSq> &&
-         signature.compute == kDTypeOf<typename Each::T>;
+// As an argument: the indices of all slots.
+using EachSlot = std::make_integer_sequence<int, kSlots>;
+
+template <typename Each, int... slots>
+bool is_signature(const Signature& signature, std::integer_sequence<int, slots...>) {
+  return signature.compute == kDTypeOf<typename Each::T> &&
+         ((signature.slots[slots] ==
+           kDTypeOf<typename Each::template Stored<static_cast<Slot>(slots)>>) &&
+          ...);
 }
 
 // Calls visit(Types<...>()) with the types of a signature. Throws std::invalid_argument where no
 // code was compiled for it.
 template <typename... Each, typename Visit>
 void with_types(List<Each...>, const Signature& signature, const Visit& visit) {
-  const bool found = ((is_signature<Each>(signature) && (visit(Each()), true)) || ...);
+  const bool found = ((is_signature<Each>(signature, EachSlot()) && (visit(Each()), true)) || ...);
   if (!found) {
     throw std::invalid_argument("no kernel is compiled for the signature " + name_of(signature));
   }

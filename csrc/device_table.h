@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 
 #include "codecs.h"
 #include "compiled_signatures.h"
@@ -80,14 +81,9 @@ struct alignas(width * sizeof(T)) Pack {
   T items[width];
 };
 
-// Where the elements of one tensor lie. `h` is null without AMSGrad.
-template <typename Types>
+// Where the elements of one tensor lie: addresses by slot, 0 for what is absent.
 struct Operands {
-  typename Types::Param* x;
-  const typename Types::Grad* g;
-  typename Types::ExpAvg* m;
-  typename Types::ExpAvgSq* v;
-  typename Types::MaxExpAvgSq* h;
+  std::int64_t addresses[kSlots];
 };
 
 template <typename T>
@@ -119,51 +115,61 @@ PADAM_INLINE void store_pack(T* to, const Pack<T, width>& values) {
   *checked(reinterpret_cast<Pack<T, width>*>(to)) = values;
 }
 
+// Reads one slot of elements [at, at + width), if it is there.
+template <typename Types, Slot slot, int width>
+PADAM_INLINE void load_slot(const Operands& tensor, std::int64_t at,
+                            Element<typename Types::T> (&elements)[width]) {
+  if constexpr (Types::template has<slot>) {
+    constexpr int index = static_cast<int>(slot);
+    using Stored = typename Types::template Stored<slot>;
+    const auto pack = load_pack<width>(pointer<const Stored>(tensor.addresses[index]) + at);
+#pragma unroll
+    for (int i = 0; i < width; ++i) elements[i].values[index] = load(pack.items[i]);
+  }
+}
+
+// Writes it, unless it is the gradient.
+template <typename Types, Slot slot, int width>
+PADAM_INLINE void store_slot(const Operands& tensor, std::int64_t at,
+                             const Element<typename Types::T> (&elements)[width]) {
+  if constexpr (Types::template has<slot> && slot != Slot::grad) {
+    constexpr int index = static_cast<int>(slot);
+    using Stored = typename Types::template Stored<slot>;
+    Pack<Stored, width> pack;
+#pragma unroll
+    for (int i = 0; i < width; ++i) store(elements[i].values[index], pack.items[i]);
+    store_pack<width>(pointer<Stored>(tensor.addresses[index]) + at, pack);
+  }
+}
+
 // Steps elements [at, at + width) of a tensor; an address of that many elements must be aligned.
-template <Root root, int width, typename Types, typename T>
-PADAM_INLINE void step_elements(const Operands<Types>& tensor, std::int64_t at,
-                                const Constants<T>& c, T grad_factor, Decay decay) {
-  auto x = load_pack<width>(tensor.x + at);
-  const auto g = load_pack<width>(tensor.g + at);
-  auto m = load_pack<width>(tensor.m + at);
-  auto v = load_pack<width>(tensor.v + at);
-  Pack<typename Types::MaxExpAvgSq, width> h;
-  if constexpr (Types::amsgrad) h = load_pack<width>(tensor.h + at);
+template <Root root, int width, typename Types, typename T, int... slots>
+PADAM_INLINE void step_elements(const Operands& tensor, std::int64_t at, const Constants<T>& c,
+                                T grad_factor, Decay decay, std::integer_sequence<int, slots...>) {
+  Element<T> elements[width];
+  (load_slot<Types, static_cast<Slot>(slots)>(tensor, at, elements), ...);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    const T old_x = load(x.items[i]);
-    T new_m = load(m.items[i]);
-    T new_v = load(v.items[i]);
-    T new_h = T(0);
-    if constexpr (Types::amsgrad) new_h = load(h.items[i]);
-    const T d = update_moments(old_x, T(load(g.items[i])), new_m, new_v, new_h, c, grad_factor,
-                               decay, Types::amsgrad);
-    store(update_param<root>(old_x, new_m, d, c, decay), x.items[i]);
-    store(new_m, m.items[i]);
-    store(new_v, v.items[i]);
-    if constexpr (Types::amsgrad) store(new_h, h.items[i]);
+    update_element<root, Types>(elements[i], c, grad_factor, decay);
   }
-  store_pack<width>(tensor.x + at, x);
-  store_pack<width>(tensor.m + at, m);
-  store_pack<width>(tensor.v + at, v);
-  if constexpr (Types::amsgrad) store_pack<width>(tensor.h + at, h);
+  (store_slot<Types, static_cast<Slot>(slots)>(tensor, at, elements), ...);
 }
 
 // Steps a thread's share of elements [begin, end), which begin at a block: whole blocks of aligned
 // tensors in packs; what is left element by element, neighbours by neighbouring threads.
 template <Root root, typename Types, typename T>
-PADAM_INLINE void step_share(const Operands<Types>& tensor, std::int64_t begin, std::int64_t end,
+PADAM_INLINE void step_share(const Operands& tensor, std::int64_t begin, std::int64_t end,
                              int thread, bool aligned, const Constants<T>& c, T grad_factor) {
   const Decay decay = decay_of(c);
   const std::int64_t in_blocks = (end - begin) / kBlock<T> * kBlock<T>;
   const std::int64_t whole = aligned ? begin + in_blocks : begin;
   for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
-    step_elements<root, kWidth<T>>(tensor, at, c, grad_factor, decay);
+    step_elements<root, kWidth<T>, Types>(tensor, at, c, grad_factor, decay, EachSlot());
   }
   // Unrolled it would take more registers, and gain nothing: loads wait for the stores before them.
 #pragma unroll 1
   for (std::int64_t at = whole + thread; at < end; at += kThreads) {
-    step_elements<root, 1>(tensor, at, c, grad_factor, decay);
+    step_elements<root, 1, Types>(tensor, at, c, grad_factor, decay, EachSlot());
   }
 }
 
@@ -187,38 +193,44 @@ PADAM_INLINE std::int64_t address_of(const DeviceTable& table, Slot slot, std::i
   return table.addresses[static_cast<std::int64_t>(slot) * table.num_tensors + tensor];
 }
 
+template <typename Types, int... slots>
+PADAM_INLINE Operands operands_of(const DeviceTable& table, std::int64_t tensor,
+                                  std::integer_sequence<int, slots...>) {
+  return {{(Types::template has<static_cast<Slot>(slots)>
+                ? address_of(table, static_cast<Slot>(slots), tensor)
+                : 0)...}};
+}
+
 // What one thread of one block does.
 template <typename Types>
 PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
   using T = typename Types::T;
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
-  const std::int64_t x = address_of(table, Slot::param, tensor);
-  const std::int64_t g = address_of(table, Slot::grad, tensor);
-  const std::int64_t m = address_of(table, Slot::exp_avg, tensor);
-  const std::int64_t v = address_of(table, Slot::exp_avg_sq, tensor);
-  const std::int64_t h = Types::amsgrad ? address_of(table, Slot::max_exp_avg_sq, tensor) : 0;
-  const bool aligned = (x | g | m | v | h) % 16 == 0;
-  const Operands<Types> operands{
-      pointer<typename Types::Param>(x), pointer<const typename Types::Grad>(g),
-      pointer<typename Types::ExpAvg>(m), pointer<typename Types::ExpAvgSq>(v),
-      pointer<typename Types::MaxExpAvgSq>(h)};
+  const Operands operands = operands_of<Types>(table, tensor, EachSlot());
+  std::int64_t every_address = 0;
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) every_address |= operands.addresses[slot];
+  const bool aligned = every_address % 16 == 0;
 
   if (static_cast<T>(table.control->skip) != T(0)) return;
   const T grad_factor = static_cast<T>(table.control->grad_factor);
   const Constants<T> c = rounded<T>(table.constants[table.rows[tensor]]);
   switch (root_of(c)) {
     case Root::none:
-      return step_share<Root::none>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::none, Types>(operands, begin, end, thread, aligned, c, grad_factor);
     case Root::half:
-      return step_share<Root::half>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::half, Types>(operands, begin, end, thread, aligned, c, grad_factor);
     case Root::quarter:
-      return step_share<Root::quarter>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::quarter, Types>(operands, begin, end, thread, aligned, c,
+                                              grad_factor);
     case Root::eighth:
-      return step_share<Root::eighth>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::eighth, Types>(operands, begin, end, thread, aligned, c, grad_factor);
     case Root::sixteenth:
-      return step_share<Root::sixteenth>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::sixteenth, Types>(operands, begin, end, thread, aligned, c,
+                                                grad_factor);
     default:
-      return step_share<Root::general>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::general, Types>(operands, begin, end, thread, aligned, c,
+                                              grad_factor);
   }
 }
 

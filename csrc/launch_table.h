@@ -16,6 +16,17 @@ enum class Slot : int { param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, count 
 
 constexpr int kSlots = static_cast<int>(Slot::count);
 
+// What there is to know of each, in the same order.
+struct SlotTraits {
+  const char* name;
+  bool may_be_absent;
+};
+
+constexpr SlotTraits kSlotTraits[kSlots] = {
+    {"param", false},      {"grad", false},          {"exp_avg", false},
+    {"exp_avg_sq", false}, {"max_exp_avg_sq", true},
+};
+
 // How all tensors of one table are stored, slot by slot, and what their update is computed in:
 // float32 or float64. AMSGrad is the presence of max_exp_avg_sq.
 struct Signature {

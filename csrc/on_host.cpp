@@ -34,7 +34,8 @@ void sum_of_squares_on_host(const DeviceTable& table) {
     using Types = decltype(types);
     for (std::int64_t chunk = 0; chunk < table.num_chunks; ++chunk) {
       table.partial_sums[chunk] = sum_of_block<typename Types::T>([&](int thread) {
-        return sum_of_squares_thread<typename Types::Grad, typename Types::T>(table, chunk, thread);
+        return sum_of_squares_thread<typename Types::template Stored<Slot::grad>,
+                                     typename Types::T>(table, chunk, thread);
       });
     }
   });

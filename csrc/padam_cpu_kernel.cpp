@@ -9,19 +9,18 @@ namespace {
 
 void step_in_blocks(const LaunchTable& table, const Row& row, std::int64_t tensor,
                     std::int64_t begin, std::int64_t end) {
-  constexpr Slot kWritten[] = {Slot::param, Slot::exp_avg, Slot::exp_avg_sq, Slot::max_exp_avg_sq};
   float buffers[kSlots][kBuffer];
   for (std::int64_t at = begin; at < end; at += kBuffer) {
     const std::int64_t numel = std::min(kBuffer, end - at);
-    const auto operand = [&](Slot slot) {
-      return loaded(table, slot, tensor, at, numel, buffers[static_cast<int>(slot)]);
-    };
-    update(row, row.single, static_cast<float>(table.grad_factor),
-           Operands<float>{operand(Slot::param), operand(Slot::grad), operand(Slot::exp_avg),
-                           operand(Slot::exp_avg_sq), operand(Slot::max_exp_avg_sq)},
-           numel);
-    for (const Slot slot : kWritten) {
-      store_back(table, slot, tensor, at, numel, buffers[static_cast<int>(slot)]);
+    Operands<float> operands;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      operands.slots[slot] =
+          loaded(table, static_cast<Slot>(slot), tensor, at, numel, buffers[slot]);
+    }
+    update(row, row.single, static_cast<float>(table.grad_factor), operands, numel);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (static_cast<Slot>(slot) == Slot::grad) continue;
+      store_back(table, static_cast<Slot>(slot), tensor, at, numel, buffers[slot]);
     }
   }
 }
@@ -30,14 +29,12 @@ void step_in_blocks(const LaunchTable& table, const Row& row, std::int64_t tenso
 template <typename T>
 void step_in_place(const LaunchTable& table, const Row& row, const Constants<T>& constants,
                    std::int64_t tensor, std::int64_t begin, std::int64_t end) {
-  const bool amsgrad = table.signature.of(Slot::max_exp_avg_sq) != DType::absent;
-  const Operands<T> operands = {
-      element<T>(table, Slot::param, tensor, begin),
-      element<T>(table, Slot::grad, tensor, begin),
-      element<T>(table, Slot::exp_avg, tensor, begin),
-      element<T>(table, Slot::exp_avg_sq, tensor, begin),
-      amsgrad ? element<T>(table, Slot::max_exp_avg_sq, tensor, begin) : nullptr,
-  };
+  Operands<T> operands;
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const bool is_present = table.signature.slots[slot] != DType::absent;
+    operands.slots[slot] =
+        is_present ? element<T>(table, static_cast<Slot>(slot), tensor, begin) : nullptr;
+  }
   update(row, constants, static_cast<T>(table.grad_factor), operands, end - begin);
 }
 

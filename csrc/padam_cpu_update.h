@@ -15,22 +15,20 @@ namespace {
 // What a span is stepped on, in the dtype of the arithmetic.
 template <typename T>
 struct Operands {
-  T* param;
-  const T* grad;
-  T* exp_avg;
-  T* exp_avg_sq;
-  T* max_exp_avg_sq;  // null without AMSGrad
+  T* slots[kSlots];  // null where absent
+
+  T* operator[](Slot slot) const { return slots[static_cast<int>(slot)]; }
 };
 
 template <Root root, Decay decay, bool amsgrad, typename T>
 void update_loop(const Operands<T>& operands, std::int64_t numel, const Constants<T>& row_constants,
                  T grad_factor) {
   const Constants<T> constants = row_constants;  // a local copy: no store below can alias it
-  T* __restrict param = operands.param;
-  const T* __restrict grad = operands.grad;
-  T* __restrict m = operands.exp_avg;
-  T* __restrict v = operands.exp_avg_sq;
-  T* __restrict h = operands.max_exp_avg_sq;
+  T* __restrict param = operands[Slot::param];
+  const T* __restrict grad = operands[Slot::grad];
+  T* __restrict m = operands[Slot::exp_avg];
+  T* __restrict v = operands[Slot::exp_avg_sq];
+  T* __restrict h = operands[Slot::max_exp_avg_sq];
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
     T unused = T(0);
@@ -106,12 +104,12 @@ void blockwise_loop(const Operands<float>& operands, std::int64_t numel,
   float y[kBlock];
   for (std::int64_t at = 0; at < numel; at += kBlock) {
     const std::int64_t count = std::min(kBlock, numel - at);
-    float* param = operands.param + at;
-    float* m = operands.exp_avg + at;
-    float* h = amsgrad ? operands.max_exp_avg_sq + at : nullptr;
-    const bool all_tame =
-        moments_block<root, decay, amsgrad>(param, operands.grad + at, m, operands.exp_avg_sq + at,
-                                            h, d, count, constants, grad_factor);
+    float* param = operands[Slot::param] + at;
+    float* m = operands[Slot::exp_avg] + at;
+    float* v = operands[Slot::exp_avg_sq] + at;
+    float* h = amsgrad ? operands[Slot::max_exp_avg_sq] + at : nullptr;
+    const bool all_tame = moments_block<root, decay, amsgrad>(
+        param, operands[Slot::grad] + at, m, v, h, d, count, constants, grad_factor);
     if (root == Root::general && all_tame) {
       power_block(d, y, count, constants);
       param_block_by_powers<decay>(param, m, y, d, count, constants);
@@ -134,8 +132,9 @@ void update_root(const Operands<T>& operands, Arguments... arguments) {
 
 template <Root root, Decay decay, typename T, typename... Arguments>
 void update_amsgrad(const Operands<T>& operands, Arguments... arguments) {
-  operands.max_exp_avg_sq != nullptr ? update_root<root, decay, true>(operands, arguments...)
-                                     : update_root<root, decay, false>(operands, arguments...);
+  operands[Slot::max_exp_avg_sq] != nullptr
+      ? update_root<root, decay, true>(operands, arguments...)
+      : update_root<root, decay, false>(operands, arguments...);
 }
 
 template <Root root, typename T, typename... Arguments>

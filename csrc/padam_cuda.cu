@@ -137,7 +137,8 @@ struct LaunchSum {
 
   template <typename Types>
   void operator()(Types) const {
-    stream.launch(&multi_tensor_sum_of_squares<typename Types::Grad, typename Types::T>,
+    stream.launch(&multi_tensor_sum_of_squares<typename Types::template Stored<Slot::grad>,
+                                               typename Types::T>,
                   table.num_chunks, "to launch the norm", table);
   }
 };

@@ -239,4 +239,27 @@ PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c, Decay decay) {
   return moved(x, adapted_step<root>(m, d, c), c, decay);
 }
 
+// The values of one element, in the dtype of the arithmetic.
+template <typename T>
+struct Element {
+  T values[kSlots];
+};
+
+template <typename T>
+PADAM_INLINE T& at(Element<T>& element, Slot slot) {
+  return element.values[static_cast<int>(slot)];
+}
+
+// The whole update of an element. What is not there of a signature is not touched.
+template <Root root, typename Types, typename T>
+PADAM_INLINE void update_element(Element<T>& element, const Constants<T>& c, T grad_factor,
+                                 Decay decay) {
+  T& x = at(element, Slot::param);
+  T& m = at(element, Slot::exp_avg);
+  const T d = update_moments(x, at(element, Slot::grad), m, at(element, Slot::exp_avg_sq),
+                             at(element, Slot::max_exp_avg_sq), c, grad_factor, decay,
+                             Types::template has<Slot::max_exp_avg_sq>);
+  x = update_param<root>(x, m, d, c, decay);
+}
+
 }  // namespace padam

@@ -8,8 +8,7 @@ namespace padam {
 
 namespace {
 
-// In the order of Slot and of DType.
-const char* const kSlotNames[kSlots] = {"param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+// In the order of DType.
 const char* const kDTypeNames[] = {"float32", "float64", "bfloat16", "float16"};
 
 std::string name_of(DType dtype) {
@@ -44,10 +43,11 @@ Signature make_signature(const std::vector<int>& slot_dtypes, int compute_dtype)
   signature.compute = make_compute_dtype(compute_dtype);
   for (int slot = 0; slot < kSlots; ++slot) {
     const int code = slot_dtypes[slot];
-    const std::string name = kSlotNames[slot];
+    const std::string name = kSlotTraits[slot].name;
     if (code == static_cast<int>(DType::absent)) {
-      const bool may_be_absent = static_cast<Slot>(slot) == Slot::max_exp_avg_sq;
-      if (!may_be_absent) refuse(name, code, "says that it is absent, but every step needs it");
+      if (!kSlotTraits[slot].may_be_absent) {
+        refuse(name, code, "says that it is absent, but every step needs it");
+      }
       signature.slots[slot] = DType::absent;
       continue;
     }
@@ -64,7 +64,7 @@ Signature make_signature(const std::vector<int>& slot_dtypes, int compute_dtype)
 std::string name_of(const Signature& signature) {
   std::string name;
   for (int slot = 0; slot < kSlots; ++slot) {
-    name += std::string(kSlotNames[slot]) + " " + name_of(signature.slots[slot]) + ", ";
+    name += std::string(kSlotTraits[slot].name) + " " + name_of(signature.slots[slot]) + ", ";
   }
   return name + "in " + name_of(signature.compute);
 }

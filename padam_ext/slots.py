@@ -38,10 +38,16 @@ class StateSlot(NamedTuple):
         return self.option is None or bool(group[self.option])
 
     def dtype(self, param_dtype: torch.dtype) -> torch.dtype:
-        """Its dtype beside a parameter of a dtype; complex for complex."""
+        """Its dtype beside a parameter of a dtype; complex for complex.
+
+        A dtype without a complex one, like bfloat16, gives way to that of the arithmetic there.
+        """
         compute = compute_dtype(param_dtype)
         stored = self.storage.get(compute, compute)
-        return stored.to_complex() if param_dtype.is_complex else stored
+        if not param_dtype.is_complex:
+            return stored
+        has_complex = stored.to_complex().to_real() == stored
+        return (stored if has_complex else compute).to_complex()
 
 
 STATE_SLOTS = (
@@ -93,7 +99,7 @@ def signature(
     """The signature of a parameter whose group has these state slots."""
     real = param_dtype.to_real()
     states = (
-        slot.dtype(real) if is_present else None
+        slot.dtype(param_dtype).to_real() if is_present else None
         for slot, is_present in zip(STATE_SLOTS, slots, strict=True)
     )
     return Signature((real, _read_as(real, grad_dtype.to_real()), *states), compute_dtype(real))

@@ -12,7 +12,7 @@ from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam, backends, native, trial
 from padam_ext.backends import cuda
 from padam_ext.constants import ROOTS, RowOptions, make_constants
-from padam_ext.slots import Signature
+from padam_ext.slots import SLOTS, Signature
 
 ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
 pytestmark = [pytest.mark.sanitize, pytest.mark.parametrize("backend", [ON_CPU], indirect=True)]
@@ -147,12 +147,13 @@ def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
 class Table:
     """A table in memory, by hand, of tensors at any address."""
 
-    signature = Signature((torch.float32,) * 5, torch.float32)
+    signature = Signature((*[torch.float32] * 5, *[None] * (len(SLOTS) - 5)), torch.float32)
     limits = prepared_control = row_sources = counters = torch.zeros(1, dtype=torch.float64)
     num_late_rows, counts_on_device = 0, False
 
     def __init__(self, addresses, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk):
-        self.addresses = torch.tensor(addresses)  # [slot][tensor]
+        self.addresses = torch.zeros(len(SLOTS) * len(numels), dtype=torch.int64)
+        self.addresses[: len(addresses)] = torch.tensor(addresses)  # [slot][tensor]
         self.numels = torch.tensor(numels)
         self.rows = torch.zeros(len(numels), dtype=torch.int64)
         self.constants = torch.tensor(make_constants(OPTIONS, 1.0), dtype=torch.float64)

@@ -27,8 +27,12 @@ def row(options):
 
 
 def table(tensors):
-    """Arguments for step_cpu over a list of 5-tuples in SLOTS' order, None for an absent slot."""
+    """Arguments for step_cpu over a list of tuples in SLOTS' order, None for an absent slot.
+
+    Slots that a tuple is too short for are absent, too.
+    """
     slots = list(zip(*tensors, strict=True))
+    slots += [(None,) * len(tensors)] * (len(SLOTS) - len(slots))
     return {
         "addresses": array("q", [0 if t is None else t.data_ptr() for slot in slots for t in slot]),
         "numels": array("q", [param.numel() for param in slots[0]]),
@@ -40,6 +44,11 @@ def table(tensors):
         "num_threads": 1,
         "simd_level": native.simd_level(),
     }
+
+
+def slot_dtypes(*first):
+    """Codes that begin with these and go on as float32."""
+    return [*first, *[0] * (len(SLOTS) - len(first))]
 
 
 def tensors(size):
@@ -142,7 +151,10 @@ def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"numels": array("q", [4, 4])}, "addresses: expected 10 contiguous 8-byte items, got 5"),
+        (
+            {"numels": array("q", [4, 4])},
+            f"addresses: expected {2 * len(SLOTS)} contiguous 8-byte items, got {len(SLOTS)}",
+        ),
         ({"rows": array("q", [1])}, r"rows: 1 is outside \[0, 1\)"),
         ({"rows": array("q", [-1])}, r"rows: -1 is outside"),
         ({"rows": array("i", [0])}, "rows: expected 1 .* of 4 bytes"),
@@ -151,11 +163,14 @@ def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
         ({"constants": array("d", [0.1] * 13 + [-1.0])}, "constants: root -1.0* is not a Root"),
         ({"constants": array("d", [float("nan")] * 14)}, "constants: root -?nan is not a Root"),
         ({"simd_level": "sse9"}, "SIMD level 'sse9' is not available"),
-        ({"slot_dtypes": [0] * 4}, "slot_dtypes: expected 5, got 4"),
-        ({"slot_dtypes": [4, 0, 0, 0, 0]}, "^param: 4 is not a dtype"),
-        ({"slot_dtypes": [0, 0, 0, 0, -2]}, "^max_exp_avg_sq: -2 is not a dtype"),
-        ({"slot_dtypes": [0, ABSENT, 0, 0, 0]}, "^grad: -1 says that it is absent, but every step"),
-        ({"slot_dtypes": [0, 0, 1, 0, 0]}, r"^exp_avg: 1 \(float64\) has no codec to float32"),
+        ({"slot_dtypes": [0] * 4}, f"slot_dtypes: expected {len(SLOTS)}, got 4"),
+        ({"slot_dtypes": slot_dtypes(4)}, "^param: 4 is not a dtype"),
+        ({"slot_dtypes": slot_dtypes(0, 0, 0, 0, -2)}, "^max_exp_avg_sq: -2 is not a dtype"),
+        (
+            {"slot_dtypes": slot_dtypes(0, ABSENT)},
+            "^grad: -1 says that it is absent, but every step",
+        ),
+        ({"slot_dtypes": slot_dtypes(0, 0, 1)}, r"^exp_avg: 1 \(float64\) has no codec to float32"),
         ({"compute_dtype": 1}, r"^param: 0 \(float32\) has no codec to float64"),
         ({"compute_dtype": 2}, r"^compute_dtype: 2 is neither float32 \(0\) nor float64 \(1\)"),
     ],

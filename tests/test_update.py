@@ -23,10 +23,11 @@ def test_agrees_with_the_oracle(case, dtype, backend):
 def test_the_readable_form_agrees_with_the_oracle(case, dtype, monkeypatch):
     """No backend uses padam_step; here it stands in for the form that eager uses."""
 
-    def one_after_the_other(params, grads, exp_avgs, exp_avg_sqs, maxima, steps, options, factor):
-        lists = (params, grads, exp_avgs, exp_avg_sqs, maxima or [None] * len(params), steps)
-        for tensors in zip(*lists, strict=True):
-            padam_step(*tensors, options, factor)
+    def one_after_the_other(options, grad_factor, **columns):
+        names = [column.removesuffix("s") for column in columns]
+        for values in zip(*columns.values(), strict=True):
+            arguments = dict(zip(names, values, strict=True))
+            padam_step(**arguments, options=options, grad_factor=grad_factor)
 
     monkeypatch.setattr("padam_ext.backends.eager.padam_step_foreach", one_after_the_other)
     run(case, dtype, "eager")

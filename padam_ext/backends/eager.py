@@ -43,19 +43,15 @@ class EagerStep(BucketStep):
             bound.load()
             for group, members in self._members.items():
                 columns = {
-                    name: [bound.tensor(slot, i) for i in members]
+                    f"{name}s": [bound.tensor(slot, i) for i in members]
                     for slot, name in enumerate(SLOTS)
                     if self.bucket.signature.dtypes[slot] is not None
                 }
                 padam_step_foreach(
-                    columns["param"],
-                    columns["grad"],
-                    columns["exp_avg"],
-                    columns["exp_avg_sq"],
-                    columns.get("max_exp_avg_sq"),
-                    [steps[i] if isinstance(steps, list) else steps for i in members],
-                    options[group].on_host(),
-                    factor,
+                    **columns,
+                    steps=[steps[i] if isinstance(steps, list) else steps for i in members],
+                    options=options[group].on_host(),
+                    grad_factor=factor,
                 )
         except BaseException:
             self._counts.take_back(bound.inputs)
