@@ -110,7 +110,7 @@ class CMakeBuild(build_ext):
         if choice == "auto" and nvcc is None:
             asked = os.environ.get("CUDACXX")
             missing = f"CUDACXX={asked} is no program" if asked else "no CUDA compiler was found"
-            say(f"{missing} (looked at CUDACXX, PATH, CUDA_HOME): CPU code only")
+            say(f"{missing} (looked at CUDACXX, PATH, CUDA_HOME, CUDA_PATH): CPU code only")
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         try:
             build(target, nvcc)

@@ -322,7 +322,7 @@ def test_more_than_two_to_the_31_elements():
     )
     x, g, m = chunks[:3]
     arguments = table([tensors(1)]) | {
-        "addresses": array("q", starts),
+        "addresses": array("q", [*starts, *[0] * (len(SLOTS) - len(starts))]),
         "numels": array("q", [numel]),
     }
     for partial in (0.0, 0.125):  # there is a loop for each

@@ -81,7 +81,10 @@ def test_why_there_is_no_cuda_code_is_told_in_one_line(environment, line, tmp_pa
     folders = ("--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp"))
     result = run_setup("build_ext", *folders, PATH=str(tmp_path), PADAM_EXT_BUILD="", **environment)
     assert result.returncode != 0
-    assert f"padam_ext: {line} (looked at CUDACXX, PATH, CUDA_HOME): CPU code only" in result.stderr
+    assert (
+        f"padam_ext: {line} (looked at CUDACXX, PATH, CUDA_HOME, CUDA_PATH): CPU code only"
+        in result.stderr
+    )
     assert "the build failed, see above" in result.stderr
 
 
