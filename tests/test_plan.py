@@ -49,7 +49,6 @@ def replace_states(param, optimizer):
     state = optimizer.state[param]
     for key in state:
         state[key] = state[key].clone() + 1
-    gc.collect()
 
 
 def replace_state_data(param, optimizer):

@@ -300,7 +300,6 @@ def gaps_of(view, dtype):
 @pytest.fixture
 def no_collector():
     """What has to be freed at once must not wait for it."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
