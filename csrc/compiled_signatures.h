@@ -39,7 +39,7 @@ struct Types {
 template <typename... Each>
 struct List {};
 
-// One kernel for each line.
+// One kernel for each of these.
 using CompiledSignatures = List<  //
     Types<float, float, float, float, float>, Types<float, float, float, float, float, float>,
     Types<double, double, double, double, double>,

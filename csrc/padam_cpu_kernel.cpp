@@ -1,5 +1,7 @@
 // The CPU kernel for one span of one tensor. CMake compiles this file once per instruction set,
 // each time with its own flags and PADAM_SIMD_LEVEL.
+#include <algorithm>
+
 #include "padam_cpu_blocks.h"
 #include "padam_cpu_update.h"
 

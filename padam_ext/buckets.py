@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ class LaunchKind(NamedTuple):
     signature: Signature
 
 
-launch_kind = lru_cache(maxsize=None)(LaunchKind)
+launch_kind = cache(LaunchKind)
 
 
 @dataclass(slots=True)

@@ -252,7 +252,7 @@ class FusedPadam(Optimizer):
         return state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: what torch.optim keeps, and the options of the whole."""
+        """For pickle and deepcopy: what torch.optim keeps, and what OPTIMIZER_DEFAULTS names."""
         return {
             **super().__getstate__(),
             **{name: getattr(self, name) for name in OPTIMIZER_DEFAULTS},
@@ -326,7 +326,7 @@ class FusedPadam(Optimizer):
                 `step`.
             TypeError: see `step`.
         """
-        if self._needs_norm():
+        if ControlInputs(None, None, self.max_grad_norm, self.skip_nonfinite).needs_norm:
             raise RuntimeError(
                 f"max_grad_norm={self.max_grad_norm!r} and skip_nonfinite={self.skip_nonfinite!r} "
                 "need all gradients at once: step_params cannot be used with them"
@@ -371,9 +371,6 @@ class FusedPadam(Optimizer):
             number("max_grad_norm", self.max_grad_norm, most=math.inf)
         flag("skip_nonfinite", self.skip_nonfinite)
         flag("capturable", self.capturable)
-
-    def _needs_norm(self) -> bool:
-        return self.max_grad_norm is not None or self.skip_nonfinite
 
 
 def _check_unique(params: Iterable[Any]) -> None:

@@ -7,6 +7,7 @@ import torch
 
 import oracle
 from cases import DEFAULTS
+from padam_ext.slots import SLOTS
 
 STEP_BOUND = {torch.float32: 4e-6, torch.float64: 1e-14}
 MOMENT_ULPS = 2
@@ -19,6 +20,11 @@ FACTOR_ERROR = 1e-6
 # Counters of these dtypes that somebody supplied stay as they are.
 COUNTING_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 STATE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def by_slot(first, rest):
+    """One value for each slot: those given, in SLOTS' order, then another one for all others."""
+    return [*first, *[rest] * (len(SLOTS) - len(first))]
 
 
 def as_exact(tensor: torch.Tensor) -> np.ndarray:

@@ -7,15 +7,15 @@ from itertools import product
 import pytest
 import torch
 
+from checking import by_slot
 from padam_ext import native
 from padam_ext.constants import make_constants
-from padam_ext.slots import SLOTS
 from test_native import ABSENT, DTYPES, OPTIONS, row, sum_of_squares, table
 
 SIZE = 3 * 1024 + 77
 F32, F64, BF16, F16 = range(4)
 SIGNATURES = [
-    [*dtypes, moments, moments, moments if amsgrad else ABSENT, *[ABSENT] * (len(SLOTS) - 5)]
+    by_slot([*dtypes, *[moments] * (2 + amsgrad)], ABSENT)
     for *dtypes, moments in (
         (F32, F32, F32), (F64, F64, F64), (BF16, BF16, F32), (BF16, F32, F32), (F16, F16, F32),
         (F16, F32, F32),
@@ -32,7 +32,7 @@ def slots_of(signature):
     v, h = v.square(), h.square()
     return [
         None if code == ABSENT else slot.to(DTYPES[code])
-        for slot, code in zip((x, g, m, v, h), signature, strict=False)
+        for slot, code in zip(by_slot((x, g, m, v, h), None), signature, strict=True)
     ]
 
 
@@ -45,7 +45,7 @@ class OneTensor:
         chunks = range(0, -(-SIZE // block), 2)
         self.kept = {
             "addresses": torch.tensor(
-                [0 if s is None else s.data_ptr() for s in slots] + [0] * (len(SLOTS) - 5)
+                by_slot([0 if s is None else s.data_ptr() for s in slots], 0)
             ),
             "numels": torch.tensor([SIZE]),
             "rows": torch.tensor([0]),
@@ -114,7 +114,7 @@ def test_partial_sums_are_doubles(signature):
 
 def test_constants_are_doubles_that_the_kernel_rounds():
     """0.1 as a double moves a float64 parameter; its float32 neighbour would show."""
-    signature = [F64] * 5 + [ABSENT] * (len(SLOTS) - 5)
+    signature = by_slot([F64] * 5, ABSENT)
     slots = [torch.zeros(SIZE, dtype=torch.float64) for _ in range(5)]
     slots[1].fill_(1.0)
     constants = array("d", row(OPTIONS._replace(beta1=0.0, partial=0.0)))

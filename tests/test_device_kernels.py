@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checking import INTERPRETED, step_and_check
+from checking import INTERPRETED, by_slot, step_and_check
 from padam_ext import FusedPadam, backends, native, trial
 from padam_ext.backends import cuda
 from padam_ext.constants import ROOTS, RowOptions, make_constants
@@ -147,7 +147,7 @@ def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
 class Table:
     """A table in memory, by hand, of tensors at any address."""
 
-    signature = Signature((*[torch.float32] * 5, *[None] * (len(SLOTS) - 5)), torch.float32)
+    signature = Signature(tuple(by_slot([torch.float32] * 5, None)), torch.float32)
     limits = prepared_control = row_sources = counters = torch.zeros(1, dtype=torch.float64)
     num_late_rows, counts_on_device = 0, False
 

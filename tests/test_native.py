@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 import torch
 
+from checking import by_slot
 from padam_ext import FusedPadam, native
 from padam_ext.constants import Constants, RowOptions, make_constants
 from padam_ext.slots import ABSENT, DTYPES, SLOTS
@@ -32,7 +33,7 @@ def table(tensors):
     Slots that a tuple is too short for are absent, too.
     """
     slots = list(zip(*tensors, strict=True))
-    slots += [(None,) * len(tensors)] * (len(SLOTS) - len(slots))
+    slots = by_slot(slots, (None,) * len(tensors))
     return {
         "addresses": array("q", [0 if t is None else t.data_ptr() for slot in slots for t in slot]),
         "numels": array("q", [param.numel() for param in slots[0]]),
@@ -44,11 +45,6 @@ def table(tensors):
         "num_threads": 1,
         "simd_level": native.simd_level(),
     }
-
-
-def slot_dtypes(*first):
-    """Codes that begin with these and go on as float32."""
-    return [*first, *[0] * (len(SLOTS) - len(first))]
 
 
 def tensors(size):
@@ -164,13 +160,16 @@ def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
         ({"constants": array("d", [float("nan")] * 14)}, "constants: root -?nan is not a Root"),
         ({"simd_level": "sse9"}, "SIMD level 'sse9' is not available"),
         ({"slot_dtypes": [0] * 4}, f"slot_dtypes: expected {len(SLOTS)}, got 4"),
-        ({"slot_dtypes": slot_dtypes(4)}, "^param: 4 is not a dtype"),
-        ({"slot_dtypes": slot_dtypes(0, 0, 0, 0, -2)}, "^max_exp_avg_sq: -2 is not a dtype"),
+        ({"slot_dtypes": by_slot([4], 0)}, "^param: 4 is not a dtype"),
+        ({"slot_dtypes": by_slot([0, 0, 0, 0, -2], 0)}, "^max_exp_avg_sq: -2 is not a dtype"),
         (
-            {"slot_dtypes": slot_dtypes(0, ABSENT)},
+            {"slot_dtypes": by_slot([0, ABSENT], 0)},
             "^grad: -1 says that it is absent, but every step",
         ),
-        ({"slot_dtypes": slot_dtypes(0, 0, 1)}, r"^exp_avg: 1 \(float64\) has no codec to float32"),
+        (
+            {"slot_dtypes": by_slot([0, 0, 1], 0)},
+            r"^exp_avg: 1 \(float64\) has no codec to float32",
+        ),
         ({"compute_dtype": 1}, r"^param: 0 \(float32\) has no codec to float64"),
         ({"compute_dtype": 2}, r"^compute_dtype: 2 is neither float32 \(0\) nor float64 \(1\)"),
     ],
@@ -189,7 +188,8 @@ def test_counters():
     addresses = array("q", [c.data_ptr() for c in counters])
     assert array("f", native.module.add_to_steps(addresses, 1.0)).tolist() == [4.0, 1.0, 10.0]
     assert [c.item() for c in counters] == [4.0, 1.0, 10.0]
-    counters[0].fill_(10.0), counters[1].fill_(10.0)
+    for counter in counters:
+        counter.fill_(10.0)
     assert array("f", native.module.add_to_steps(addresses, 1.0)).tolist() == [11.0]
     assert native.module.add_to_steps(array("q"), 1.0) == b""
 
@@ -322,7 +322,7 @@ def test_more_than_two_to_the_31_elements():
     )
     x, g, m = chunks[:3]
     arguments = table([tensors(1)]) | {
-        "addresses": array("q", [*starts, *[0] * (len(SLOTS) - len(starts))]),
+        "addresses": array("q", by_slot(starts, 0)),
         "numels": array("q", [numel]),
     }
     for partial in (0.0, 0.125):  # there is a loop for each

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from padam_ext.slots import SLOTS
+from checking import by_slot
 
 pytestmark = pytest.mark.interpret
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -20,7 +20,7 @@ class Table:
     """Tensors of SIZES, each with a row of its own; two blocks to a chunk."""
 
     def __init__(self, dtypes, compute_dtype, rows=(ROW,) * 3, factor=1.0, skip=0.0):
-        dtypes = (*dtypes, *[None] * (len(SLOTS) - len(dtypes)))
+        dtypes = by_slot(dtypes, None)
         self.signature = SimpleNamespace(dtypes=dtypes, compute_dtype=compute_dtype)
         torch.manual_seed(0)
         # [slot][tensor]

@@ -31,7 +31,7 @@ class BucketStep(ABC):
     def bind(self, bound: Bound) -> None:  # noqa: B027 - a backend may have nothing to do
         """Takes over the addresses of this step; raises where it cannot be made."""
 
-    def begin(  # noqa: B027
+    def begin(  # noqa: B027 - likewise
         self, bound: Bound, options: Options, inputs: ControlInputs
     ) -> None:
         """Does what has to be done before the norm is summed up."""
@@ -47,5 +47,5 @@ class BucketStep(ABC):
         If it raises, step counts are as before.
         """
 
-    def cancel(self, bound: Bound) -> None:  # noqa: B027
+    def cancel(self, bound: Bound) -> None:  # noqa: B027 - likewise
         """Takes back what `begin` did, in place of `step`."""
