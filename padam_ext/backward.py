@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
 from padam_ext.backends.device_table import current_stream
 from padam_ext.optimizer import FusedPadam
@@ -29,18 +31,26 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
     since.
 
     Anything that needs all gradients at once does not work: accumulation over several backward
-    passes, clipping by the global norm, and GradScaler. Nor does a weight used both inside and
-    outside of `torch.utils.checkpoint(use_reentrant=True)`, whose gradient comes in parts.
+    passes, clipping by the global norm, GradScaler, and DistributedDataParallel, which averages
+    gradients later. Nor does a weight used both inside and outside of
+    `torch.utils.checkpoint(use_reentrant=True)`, whose gradient comes in parts. Use a weight
+    itself, not `weight.detach()`, in whatever `checkpoint` computes again, which may be after its
+    step.
+
+    If backward fails, parameters that were stepped by then keep their step. Go on with
+    `optimizer.step()` to use the gradients that are left, or with `zero_grad()` to drop them.
 
     Args:
         optimizer: whose parameters to step.
 
     Returns:
-        A context manager. Its `close()`, or the end of a `with` statement, removes the hooks.
+        A context manager. Its `close()`, or the end of a `with` statement, removes the hooks. So
+        does the end of the optimizer, which it keeps alive.
 
     Raises:
         RuntimeError: in backward, for a parameter that gets a second gradient before
-            `optimizer.step()`.
+            `optimizer.step()`, or that belongs to DistributedDataParallel; in `optimizer.step()`,
+            if GradScaler called it.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -53,7 +63,8 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
     """
     stepper = _Stepper(optimizer)
     hooks = ExitStack()
-    hooks.callback(stepper.close)
+    # It takes the optimizer only to keep it alive as long as whoever can close the hooks.
+    hooks.callback(stepper.close, optimizer)
     return hooks
 
 
@@ -74,18 +85,21 @@ class _Stepper:
     """The hooks of one optimizer's parameters. They do not keep the optimizer alive."""
 
     def __init__(self, optimizer: FusedPadam) -> None:
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = weakref.ref(optimizer, self.close)
         self._hooks: dict[int, Any] = {}  # by the parameter's id
-        self._seen: set[int] = set()  # since the last `optimizer.step()`
+        # Of parameters that got a gradient since the last step: the backward that made it.
+        self._backward_of: dict[int, int] = {}
+        self._running: set[int] = set()  # backward passes that will call `_end`
         # Parameters with a gradient that are not stepped yet, by the stream that made it.
         self._waiting: dict[torch.Stream | None, _Batch] = {}
+        self._looked_for_ddp = False
         self._step_hooks = (
-            optimizer.register_step_pre_hook(lambda *_: self._seen.clear()),
-            optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
         )
         self._hook_all(optimizer)
 
-    def close(self) -> None:
+    def close(self, *_: Any) -> None:
         """Removes all hooks."""
         for hook in (*self._hooks.values(), *self._step_hooks):
             hook.remove()
@@ -98,22 +112,29 @@ class _Stepper:
                     hook = param.register_post_accumulate_grad_hook(self._take)
                     self._hooks[id(param)] = hook
 
-    def _after_step(self) -> None:
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self._backward_of.clear()
+        if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+            raise RuntimeError(
+                "step_during_backward cannot be used with GradScaler: parameters have been stepped "
+                "with gradients that were still scaled"
+            )
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         """Frees gradients that `optimizer.step()` used: without a hook, or of a failed backward."""
-        optimizer = self._optimizer()
-        if optimizer is None:
-            return
         for group in optimizer.param_groups:
-            for param in group["params"]:
-                if id(param) not in self._hooks:
-                    param.grad = None
-        for batch in self._waiting.values():
-            _free_gradients(batch.params)
+            _free_gradients(group["params"])
         self._waiting.clear()
         self._hook_all(optimizer)
 
     def _take(self, param: Tensor) -> None:
-        if id(param) in self._seen:
+        optimizer = self._optimizer()
+        if optimizer is None or not optimizer._has_param(param):
+            return
+        if not self._looked_for_ddp:
+            _refuse_ddp(optimizer)
+            self._looked_for_ddp = True
+        if id(param) in self._backward_of:
             raise RuntimeError(
                 f"a parameter of shape {tuple(param.shape)} got a second gradient before "
                 "optimizer.step(), and may have been stepped with the first. With "
@@ -121,11 +142,14 @@ class _Stepper:
                 "accumulate gradients; and use checkpoint(use_reentrant=False) for weights that "
                 "are used more than once"
             )
-        self._seen.add(id(param))
-        if not self._waiting:
+        # A reentrant checkpoint runs a backward of its own inside of the other.
+        this_backward = torch._C._current_graph_task_id()
+        self._backward_of[id(param)] = this_backward
+        if this_backward not in self._running:
+            self._running.add(this_backward)
             # As in DistributedDataParallel, it runs after the last gradient, on the caller's
             # streams, which wait for those of backward.
-            Variable._execution_engine.queue_callback(self._step_all)
+            Variable._execution_engine.queue_callback(_End(self, this_backward))
         stream = current_stream(param.device)
         batch = self._waiting.setdefault(stream, _Batch())
         batch.add(param)
@@ -133,15 +157,64 @@ class _Stepper:
             del self._waiting[stream]
             self._step(batch.params)
 
-    def _step_all(self) -> None:
+    def end(self, backward: int) -> None:
+        """Steps what is left, after a backward."""
+        self._running.discard(backward)
         waiting, self._waiting = self._waiting, {}
         self._step([param for batch in waiting.values() for param in batch.params])
+
+    def fail(self, backward: int) -> None:
+        """Leaves gradients to `optimizer.step()`, and expects others from the next backward."""
+        self._running.discard(backward)
+        self._waiting.clear()
+        self._backward_of = {p: b for p, b in self._backward_of.items() if b != backward}
 
     def _step(self, params: list[Tensor]) -> None:
         optimizer = self._optimizer()
         if optimizer is not None:
             optimizer.step_params(params)
             _free_gradients(params)
+
+
+class _End:
+    """Called at the end of a backward. Autograd drops it without a call if backward fails."""
+
+    def __init__(self, stepper: _Stepper, backward: int) -> None:
+        self._stepper = stepper
+        self._backward = backward
+        self._reached = False
+
+    def __call__(self) -> None:
+        self._reached = True
+        self._stepper.end(self._backward)
+
+    def __del__(self) -> None:
+        if not self._reached:
+            self._stepper.fail(self._backward)
+
+
+def _refuse_ddp(optimizer: FusedPadam) -> None:
+    """Raises RuntimeError if gradients are averaged between processes after they are used here.
+
+    Nothing at a parameter tells that DistributedDataParallel has it.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    mine = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    # By its type only: asking isinstance could wake lazy objects.
+    modules = [it for it in gc.get_objects() if issubclass(type(it), DistributedDataParallel)]
+    for module in modules:
+        for name, param in module.module.named_parameters():
+            if (
+                id(param) in mine
+                and name not in module.parameters_to_ignore
+                and module.process_group.size() > 1
+            ):
+                raise RuntimeError(
+                    f"step_during_backward cannot be used with DistributedDataParallel, which has "
+                    f"parameter {name!r}: it averages gradients after they would have been used, "
+                    "so processes would part ways. Call optimizer.step() after backward instead"
+                )
 
 
 def _free_gradients(params: list[Tensor]) -> None:

@@ -57,8 +57,13 @@ class ControlInputs(NamedTuple):
 
 
 def check_scalar_tensor(name: str, value: Any) -> Tensor | None:
-    """Raises TypeError unless the value is None or a tensor of one element."""
-    if value is None or (isinstance(value, Tensor) and value.numel() == 1):
+    """Raises TypeError unless the value is None, a tensor of one element, or the number 0.
+
+    GradScaler sets `found_inf` to 0 where there are no gradients; that is the same as None.
+    """
+    if value is None or (isinstance(value, int) and value == 0):
+        return None
+    if isinstance(value, Tensor) and value.numel() == 1:
         return value
     raise TypeError(f"{name} must be a tensor of one element or None, got {value!r}")
 

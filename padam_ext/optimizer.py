@@ -324,7 +324,7 @@ class FusedPadam(Optimizer):
                 range.
             RuntimeError: max_grad_norm or skip_nonfinite is set, which need all gradients; and see
                 `step`.
-            TypeError: see `step`.
+            TypeError: something else than parameters; and see `step`.
         """
         if ControlInputs(None, None, self.max_grad_norm, self.skip_nonfinite).needs_norm:
             raise RuntimeError(
@@ -335,6 +335,9 @@ class FusedPadam(Optimizer):
         # A plan for each parameter would take more memory than its state; only a capture needs one.
         keep_as = id(params[0]) if self.capturable and params else None
         self._step(selection, keep_as=keep_as)
+
+    def _has_param(self, param: Tensor) -> bool:
+        return self._param_index.has(param, self.param_groups)
 
     def _step(self, selection: Selection, *, keep_as: object) -> None:
         self._check_optimizer_options()

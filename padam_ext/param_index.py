@@ -21,28 +21,35 @@ class ParamIndex:
 
         Raises:
             ValueError: a parameter is in no group, or given twice.
+            TypeError: something is no tensor.
         """
         by_group: dict[int, list[Tensor]] = {}
         seen: set[int] = set()
+        if isinstance(params, Tensor):
+            raise TypeError("expected a list of parameters, got one tensor: pass [param]")
         for param in params:
+            if not isinstance(param, Tensor):
+                raise TypeError(f"expected parameters, got {param!r} among them")
             if id(param) in seen:
                 raise ValueError(f"a parameter of shape {tuple(param.shape)} is given twice")
             seen.add(id(param))
-            by_group.setdefault(self._group_of(param, param_groups), []).append(param)
-        return list(by_group.items())
-
-    def _group_of(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> int:
-        if not self._is_at_known_place(param, param_groups):
-            self._places = {
-                id(one): (group_index, position)
-                for group_index, group in enumerate(param_groups)
-                for position, one in enumerate(group["params"])
-            }
-            if not self._is_at_known_place(param, param_groups):
+            if not self.has(param, param_groups):
                 raise ValueError(
                     f"a tensor of shape {tuple(param.shape)} is in no param group of this optimizer"
                 )
-        return self._places[id(param)][0]
+            by_group.setdefault(self._places[id(param)][0], []).append(param)
+        return list(by_group.items())
+
+    def has(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> bool:
+        """Whether a parameter is in a group."""
+        if self._is_at_known_place(param, param_groups):
+            return True
+        self._places = {
+            id(one): (group_index, position)
+            for group_index, group in enumerate(param_groups)
+            for position, one in enumerate(group["params"])
+        }
+        return self._is_at_known_place(param, param_groups)
 
     def _is_at_known_place(self, param: Tensor, param_groups: Sequence[dict[str, Any]]) -> bool:
         group_index, position = self._places.get(id(param), (len(param_groups), 0))

@@ -1,12 +1,10 @@
-"""Stepping one parameter, and each during backward."""
+"""Stepping parameters during backward."""
 
 import sys
-import tracemalloc
 
 import pytest
 import torch
 
-from checking import Watched
 from padam_ext import FusedPadam, backward, native, step_during_backward
 
 pytestmark = pytest.mark.gpu_variants
@@ -90,61 +88,6 @@ def test_one_launch_steps_many(monkeypatch):
     assert len(launches) == 1
 
 
-def test_a_backward_that_failed_leaves_gradients_to_the_step(backend):
-    """Those that were complete by then; torch would step them as well."""
-    params, twins = make_twin_parameters(2)
-    optimizer = FusedPadam(params, **AS_ADAM, backend=backend)
-    adam = torch.optim.Adam(twins, lr=0.1, amsgrad=True)
-
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            raise ValueError("out of luck")
-
-    def loss(first, second, fails):
-        # The branch that was made last goes backward first.
-        failing = (Fails.apply(first) if fails else first).sum()
-        return failing + (2 * second).sum()
-
-    with step_during_backward(optimizer):
-        for fails in (True, False):
-            for those, stepping in ((params, optimizer), (twins, adam)):
-                stepping.zero_grad()
-                if fails:
-                    with pytest.raises(ValueError, match="out of luck"):
-                        loss(*those, fails).backward()
-                else:
-                    loss(*those, fails).backward()
-                stepping.step()
-            assert all(param.grad is None for param in params)
-    assert [float(optimizer.state[param]["step"]) for param in params] == [1, 2]
-    for param, twin in zip(params, twins, strict=True):
-        torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
-
-
-def test_a_parameter_given_twice_is_refused(backend):
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = FusedPadam([param], backend=backend)
-    param.grad = torch.ones(3)
-    with pytest.raises(ValueError, match=r"shape \(3,\) is given twice"):
-        optimizer.step_params([param, param])
-    assert not optimizer.state
-    assert param.tolist() == [1, 1, 1]
-
-
-def test_closing_it_gives_gradients_back():
-    model = make_model()
-    optimizer = FusedPadam(model.parameters())
-    step_during_backward(optimizer).close()
-    loss_of(model, 0).backward()
-    assert all(param.grad is not None for param in model.parameters())
-    assert not optimizer.state
-
-
 def test_schedulers_and_hooks_see_the_step_behind_backward(recwarn):
     model = make_model()
     optimizer = FusedPadam(model.parameters(), lr=0.1)
@@ -161,59 +104,6 @@ def test_schedulers_and_hooks_see_the_step_behind_backward(recwarn):
     assert len(recwarn) == 0
 
 
-def test_one_parameter_and_no_other_is_stepped(backend):
-    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
-    optimizer = FusedPadam([{"params": params[:1]}, {"params": params[1:], "lr": 0.5}],
-                           backend=backend)  # fmt: skip
-    for param in params:
-        param.grad = torch.ones(3)
-    for _ in range(3):
-        watched = Watched(optimizer, params[2])
-        optimizer.step_param(params[2])
-        watched.check(optimizer)
-    assert set(optimizer.state) == {params[2]}
-    assert params[0].tolist() == params[1].tolist() == [1, 1, 1]
-    optimizer.step()
-    assert [float(optimizer.state[p]["step"]) for p in params] == [1, 1, 4]
-
-
-def test_groups_that_change_are_seen(backend):
-    first, second, third = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
-    optimizer = FusedPadam([first, second], lr=0.0, backend=backend)
-    for param in (first, second, third):
-        param.grad = torch.ones(3)
-    optimizer.step_param(second)
-    optimizer.add_param_group({"params": [third], "lr": 0.5})
-    optimizer.step_param(third)
-    assert third[0] < 1
-    optimizer.param_groups[0]["params"] = [first]
-    optimizer.param_groups[1]["params"].insert(0, second)
-    optimizer.step_param(second)
-    assert second[0] < 1
-    optimizer.param_groups[1]["params"].remove(second)
-    with pytest.raises(ValueError, match=r"a tensor of shape \(3,\) is in no param group"):
-        optimizer.step_param(second)
-
-
-def test_loading_reaches_the_plans_of_single_parameters(backend):
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = FusedPadam([param], backend=backend)
-    param.grad = torch.ones(3)
-    optimizer.step_param(param)
-    saved = optimizer.state_dict()
-    saved["state"][0]["exp_avg"] = torch.full((3,), 5.0)
-    optimizer.load_state_dict(saved)
-    optimizer.step_param(param)
-    torch.testing.assert_close(optimizer.state[param]["exp_avg"], torch.full((3,), 4.6))
-
-
-def test_no_gradient_no_step(backend):
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = FusedPadam([param], backend=backend)
-    optimizer.step_param(param)
-    assert not optimizer.state
-
-
 def make_twin_parameters(count=3):
     """Parameters, and the same for torch's AMSGrad."""
     values = [torch.linspace(-1, 1, 4 + i) for i in range(count)]
@@ -221,42 +111,6 @@ def make_twin_parameters(count=3):
 
 
 AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
-
-
-def test_a_second_backward_before_the_step_is_an_error(backend):
-    """Otherwise accumulated gradients would be as many steps."""
-    params, _ = make_twin_parameters()
-    optimizer = FusedPadam(params, **AS_ADAM, backend=backend)
-    with step_during_backward(optimizer):
-        for _ in range(2):  # a step between two of them is all it takes
-            sum(param.sum() for param in params).backward()
-            optimizer.step()
-        sum(param.sum() for param in params).backward()
-        before = [param.detach().clone() for param in params]
-        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\)"):
-            sum(param.sum() for param in params).backward()
-    for param, stepped in zip(params, before, strict=True):
-        assert torch.equal(param, stepped)
-        assert optimizer.state[param]["step"] == 3
-
-
-def test_a_weight_shared_with_a_reentrant_checkpoint_is_an_error(backend):
-    """Its gradient is completed once in the checkpoint's own backward, and again outside."""
-    from torch.utils.checkpoint import checkpoint
-
-    weight = torch.nn.Parameter(torch.eye(4) + 0.1)
-    optimizer = FusedPadam([weight], **AS_ADAM, backend=backend)
-    inputs = torch.ones(2, 4, requires_grad=True)
-
-    def layer(x):
-        return torch.tanh(x @ weight)
-
-    with step_during_backward(optimizer):
-        hidden = checkpoint(layer, inputs, use_reentrant=True)
-        hidden = checkpoint(layer, hidden, use_reentrant=True)
-        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\)"):
-            layer(hidden).square().sum().backward()
-    assert optimizer.state[weight].get("step", 0) <= 1
 
 
 def test_a_weight_shared_with_any_other_checkpoint_is_stepped_once(backend):
@@ -342,27 +196,3 @@ def calls_of_a_backward(num_groups, params_per_group):
 def test_the_work_for_a_parameter_does_not_grow_with_the_groups():
     assert calls_of_a_backward(150, 1) < 1.5 * calls_of_a_backward(10, 1)
     assert calls_of_a_backward(1, 150) < 1.5 * calls_of_a_backward(1, 10)
-
-
-@pytest.mark.parametrize("num_groups", [1, 1500])
-def test_memory_for_stepping_parameters_alone_is_linear_and_small(num_groups):
-    """Beside what steps of all together need: under 1 KB of Python's memory for each parameter."""
-    count = 1500
-    held = []
-    for one_by_one in (False, True):
-        params = [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]
-        groups = [{"params": params[i::num_groups]} for i in range(num_groups)]
-        optimizer = FusedPadam(groups)
-        for param in params:
-            param.grad = torch.ones(2)
-        tracemalloc.start()
-        for _ in range(2):
-            optimizer.state  # noqa: B018 -- whoever has had it may replace tensors
-            if one_by_one:
-                for param in params:
-                    optimizer.step_param(param)
-            else:
-                optimizer.step()
-        held.append(tracemalloc.get_traced_memory()[0])
-        tracemalloc.stop()
-    assert held[1] - held[0] < 1024 * count

@@ -284,6 +284,23 @@ def test_grad_scaler_comes_and_goes(backend, on_device, monkeypatch):
         step_and_check(optimizer)
 
 
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_grad_scaler_steps_an_optimizer_without_gradients(clip, backend, on_device):
+    """It sets `found_inf` to the number 0 then."""
+    params, unused = make_params(), make_params(seed=1)
+    optimizers = [
+        FusedPadam(those, max_grad_norm=clip, backend=backend) for those in (params, unused)
+    ]
+    scaler = torch.amp.GradScaler(params[0].device.type)
+    for _ in range(2):
+        scaler.scale(sum(param.sum() for param in params)).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    assert all(optimizers[0].state[param]["step"] == 2 for param in params)
+    assert not optimizers[1].state
+
+
 def test_counts_outlive_a_change_of_backend_and_a_file(backend, on_device):
     params = on_device()
     optimizer = FusedPadam(params, skip_nonfinite=True, bias_correction="adam", backend=backend)

@@ -55,7 +55,11 @@ def failing_step(optimizer, params, step, monkeypatch):
 @pytest.mark.parametrize("how", ["step", "step_param", "found_inf", "max_grad_norm"])
 @pytest.mark.parametrize("bias_correction", ["none", "adam"])
 def test_a_step_that_fails_in_the_kernel_does_not_count(bias_correction, how, backend, monkeypatch):
-    params = [torch.nn.Parameter(torch.randn(size)) for size in (5, 40)]
+    # Two buckets: when the first cannot be stepped, both have been counted.
+    params = [
+        torch.nn.Parameter(torch.randn(size, dtype=dtype))
+        for size, dtype in ((5, torch.float32), (40, torch.float32), (7, torch.float64))
+    ]
     optimizer = FusedPadam(
         [{"params": [param]} for param in params], bias_correction=bias_correction,
         max_grad_norm=1.0 if how == "max_grad_norm" else None, backend=backend,
