@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace padam {
 
@@ -35,6 +36,22 @@ std::int64_t as_word(const void* pointer) {
 
 py::bytes as_bytes(const std::int64_t* words, std::size_t count) {
   return {reinterpret_cast<const char*>(words), count * sizeof(std::int64_t)};
+}
+
+constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
+
+// Whether a tensor is lazily negated or conjugated has to be asked each time, for the same object
+// at the same address may be so now although it was not before. Asking costs as much as all the
+// rest, so it is done only where the answer can be yes. Of real tensors, that is `imag` of a
+// conjugated one and views of it: they step over the real parts, so that strides along more than
+// one element are even. (Only as_strided and torch's private _neg_view make others. Those are seen
+// when they come, but not when they replace a tensor of the same address and strides.)
+bool may_be_negated(const DLTensor& tensor) {
+  if (tensor.dtype.code == kComplex) return true;
+  for (std::int32_t i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] > 1 && tensor.strides[i] % 2 != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -79,7 +96,8 @@ Gatherer::Gatherer(const py::object& tensor_class)
 }
 
 bool Gatherer::is_dtensor(PyObject* tensor, const py::object& dtensor) const {
-  return !dtensor.is_none() && PyObject_IsInstance(tensor, dtensor.ptr()) == 1;
+  return !dtensor.is_none() &&
+         PyObject_TypeCheck(tensor, reinterpret_cast<PyTypeObject*>(dtensor.ptr())) != 0;
 }
 
 py::object Gatherer::local(PyObject* tensor, const py::object& dtensor) const {
@@ -87,8 +105,6 @@ py::object Gatherer::local(PyObject* tensor, const py::object& dtensor) const {
   return checked(PyObject_GetAttr(tensor, local_tensor_.ptr()));
 }
 
-// Whether a tensor is lazily negated or conjugated is asked each time: the same object at the same
-// address may be negated now although it was not before.
 std::pair<std::int64_t, const void*> Gatherer::read(PyObject* tensor, const py::object& dtensor,
                                                     Reading& reading) const {
   if (is_dtensor(tensor, dtensor)) {
@@ -96,15 +112,15 @@ std::pair<std::int64_t, const void*> Gatherer::read(PyObject* tensor, const py::
     reading.add(py::hash(checked(PyObject_GetAttr(tensor, spec_.ptr()))));
   }
   const py::object keep = local(tensor, dtensor);
-  constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
   DLTensor read;
   if (api_->dltensor_from_py_object_no_sync(keep.ptr(), &read) != 0) {
     throw py::error_already_set();
   }
+  const bool is_neg = may_be_negated(read) && is_true(is_neg_, keep.ptr());
+  const bool is_conj = read.dtype.code == kComplex && is_true(is_conj_, keep.ptr());
   reading.add((static_cast<std::int64_t>(read.device.device_type) << 32) | read.device.device_id);
   reading.add((static_cast<std::int64_t>(read.ndim) << 32) | (read.dtype.code << 16) |
-              (read.dtype.bits << 2) | (is_true(is_neg_, keep.ptr()) ? 2 : 0) |
-              (read.dtype.code == kComplex && is_true(is_conj_, keep.ptr()) ? 1 : 0));
+              (read.dtype.bits << 2) | (is_neg ? 2 : 0) | (is_conj ? 1 : 0));
   reading.add(read.shape, read.ndim);
   reading.add(read.strides, read.ndim);
   return {as_word(read.data) + static_cast<std::int64_t>(read.byte_offset), read.shape};
@@ -117,8 +133,10 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
   std::vector<std::int64_t> grad_addresses;
   Reading reading;
   // Taken out and put back: while torch is asked, another thread may make a pass.
-  std::vector<Hint> hints = std::move(hints_);
-  hints_.clear();
+  std::vector<Hint> hints = std::exchange(hints_, {});
+  reading.expect(num_words_, hints.size());
+  group_indices.reserve(hints.size());
+  grad_addresses.reserve(hints.size());
   std::size_t count = 0;
   for (const py::handle part : selection) {
     const auto [group_index, members] = py::cast<std::pair<std::int64_t, py::list>>(part);
@@ -156,6 +174,7 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
   }
   hints.resize(count);
   hints_ = std::move(hints);
+  num_words_ = reading.num_words();
   return py::make_tuple(params, grads, as_bytes(group_indices.data(), group_indices.size()),
                         std::move(reading), as_bytes(grad_addresses.data(), grad_addresses.size()));
 }

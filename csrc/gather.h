@@ -17,6 +17,12 @@ namespace py = pybind11;
 // decides which memory a kernel would touch, and how, is the same.
 class Reading {
  public:
+  // Makes room for what will be read, if it is as much as the last time.
+  void expect(std::size_t num_words, std::size_t num_pieces) {
+    words_.reserve(num_words);
+    ends_.reserve(num_pieces);
+  }
+  std::size_t num_words() const { return words_.size(); }
   void add(std::int64_t word) { words_.push_back(word); }
   void add(const std::int64_t* begin, std::int64_t count) {
     words_.insert(words_.end(), begin, begin + count);
@@ -73,6 +79,7 @@ class Gatherer {
   py::str local_tensor_;
   py::str spec_;
   std::vector<Hint> hints_;
+  std::size_t num_words_ = 0;  // of the last pass
 };
 
 }  // namespace padam

@@ -182,6 +182,32 @@ def test_a_tensor_whose_data_is_negated_at_the_same_address(order, which, backen
         step_and_check(optimizer)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.detach(),
+        lambda t: t.t(),
+        lambda t: t[0, ::3],
+        lambda t: t[0, 0],
+        lambda t: t[0, 0].view(1, 1).contiguous(),
+        lambda t: t[:1].expand(5, 6),
+        lambda t: t.diagonal(),
+        lambda t: t.unfold(0, 2, 1),
+        lambda t: t.reshape(3, 2, 5),
+        lambda t: t.unflatten(1, (2, 3)).permute(2, 0, 1),
+        lambda t: torch.nn.Parameter(t),
+    ],
+)
+def test_only_tensors_of_even_strides_are_negated_lazily(view):
+    """The native gatherer asks only those. In all else torch negates the values themselves."""
+    lazy = view(torch.randn(5, 6, dtype=torch.complex64).conj().imag)
+    assert lazy.is_neg()
+    strides = zip(lazy.shape, lazy.stride(), strict=True)
+    assert all(stride % 2 == 0 for size, stride in strides if size > 1)
+    for other in (lazy.clone(), lazy.double(), lazy.neg(), lazy.resolve_neg(), lazy + 1):
+        assert not other.is_neg()
+
+
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_gradients_that_move_or_stay(set_to_none, backend):
     param = torch.nn.Parameter(torch.randn(40, 40))
@@ -339,7 +365,7 @@ def test_readings_are_the_same_where_what_decides_is_the_same():
 )
 def test_a_reading_of_states_sees_what_is_at_the_same_address(change):
     param = torch.nn.Parameter(torch.randn(3, 3))
-    moment = torch.randn(3, 3)
+    moment = torch.randn(3, 3, dtype=torch.complex64).imag
     gatherer = best_gatherer()
     then = gatherer.read_states({param: {"exp_avg": moment}}, [param])
     assert then.same(gatherer.read_states({param: {"exp_avg": moment.detach()}}, [param]))

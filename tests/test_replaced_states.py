@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from checking import Watched, step_and_check
-from padam_ext import FusedPadam, IterateSampler, step_during_backward
+from checking import INTERPRETED, Watched, step_and_check
+from padam_ext import FusedPadam, IterateSampler, plan, step_during_backward
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
@@ -54,6 +54,34 @@ def test_step_param_and_step_in_turns(how, order, backend):
         adam.step()
     assert optimizer.state[param]["step"] == 6
     assert_like_adam(param, optimizer, twin, adam)
+
+
+@pytest.mark.parametrize("backend", ["triton" if INTERPRETED else "cuda-on-host"], indirect=True)
+def test_a_counter_that_one_step_moves_is_seen_by_all_plans(backend, monkeypatch):
+    """On a GPU it moves there once a step may be skipped. Here it moves to another tensor."""
+    moved = set()
+
+    def move(bucket, inputs, *, on_device):
+        params = [inputs.params[position] for position in bucket.positions]
+        moving = [i for i, param in enumerate(params) if on_device and param not in moved]
+        for i in moving:
+            state = inputs.state[params[i]]
+            state["step"] = state["step"].clone()
+            bucket.records[i].take_counter(state["step"])
+            moved.add(params[i])
+        return len(moving) > 0
+
+    monkeypatch.setattr(plan, "place_counters", move)
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = FusedPadam(params, backend=backend)
+    for param in params:
+        param.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.found_inf = torch.tensor(0.0)
+    optimizer.step_param(params[0])
+    optimizer.found_inf = None
+    optimizer.step()
+    assert [float(optimizer.state[param]["step"]) for param in params] == [3, 2]
 
 
 def to_double(param):
