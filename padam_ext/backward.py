@@ -48,9 +48,9 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
         does the end of the optimizer, which it keeps alive.
 
     Raises:
-        RuntimeError: in backward, for a parameter that gets a second gradient before
-            `optimizer.step()`, or that belongs to DistributedDataParallel; in `optimizer.step()`,
-            if GradScaler called it.
+        RuntimeError: `max_grad_norm` or `skip_nonfinite` is set. Raised in backward, if a parameter
+            gets a second gradient before `optimizer.step()` or belongs to DistributedDataParallel.
+            Raised in `optimizer.step()`, if GradScaler called it.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -61,6 +61,11 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
         >>> model.weight.grad is None
         True
     """
+    if optimizer.max_grad_norm is not None or optimizer.skip_nonfinite:
+        raise RuntimeError(
+            f"step_during_backward cannot be used with max_grad_norm={optimizer.max_grad_norm!r} "
+            f"and skip_nonfinite={optimizer.skip_nonfinite!r}: they need all gradients at once"
+        )
     stepper = _Stepper(optimizer)
     hooks = ExitStack()
     # It takes the optimizer only to keep it alive as long as whoever can close the hooks.

@@ -200,13 +200,7 @@ class FusedPadam(Optimizer):
             TypeError: see the class.
         """
         if isinstance(param_group, dict) and isinstance(param_group["params"], Iterable):
-            for name in OPTIMIZER_DEFAULTS:
-                mine = getattr(self, name)
-                if param_group.get(name, mine) != mine:
-                    raise ValueError(
-                        f"a param group has {name}={param_group[name]!r}, but {name} is for the "
-                        f"whole optimizer, which has {mine!r}: pass it to FusedPadam instead"
-                    )
+            self._check_has_no_optimizer_options(param_group)
             if not isinstance(param_group["params"], Tensor | set):
                 param_group["params"] = list(param_group["params"])
                 _check_unique(param_group["params"])
@@ -346,6 +340,8 @@ class FusedPadam(Optimizer):
                 "a step of FusedPadam is being captured into a CUDA graph: make the optimizer with "
                 "capturable=True"
             )
+        for index, _ in selection:
+            self._check_has_no_optimizer_options(self.param_groups[index])
         options = {
             index: Hyperparameters.from_group(
                 self.param_groups[index], keep_tensors=self.capturable
@@ -368,6 +364,16 @@ class FusedPadam(Optimizer):
         if control.needs_norm:
             self.grad_norm = outcome.norm
         self._skipped = outcome.skipped
+
+    def _check_has_no_optimizer_options(self, param_group: dict[str, Any]) -> None:
+        for name in OPTIMIZER_DEFAULTS.keys() & param_group.keys():
+            mine = getattr(self, name)
+            if param_group[name] != mine:
+                raise ValueError(
+                    f"a param group has {name}={param_group[name]!r}, but {name} is for the whole "
+                    f"optimizer, which has {mine!r}: pass it to FusedPadam, or set the optimizer's "
+                    f"attribute {name}"
+                )
 
     def _check_optimizer_options(self) -> None:
         if self.max_grad_norm is not None:

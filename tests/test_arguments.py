@@ -87,6 +87,21 @@ def test_add_param_group_refuses_and_adds_nothing(option, error, message):
     assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"max_grad_norm": 1.0}, {"skip_nonfinite": True}, {"capturable": True}, {"backend": "eager"}],
+    ids=str,
+)
+def test_an_option_of_the_optimizer_set_in_a_param_group_later(option):
+    param = parameter()
+    optimizer = FusedPadam([param])
+    param.grad = torch.ones_like(param)
+    optimizer.param_groups[0].update(option)
+    with pytest.raises(ValueError, match="is for the whole optimizer"):
+        optimizer.step()
+    assert not optimizer.state
+
+
 # The range of lr is looked at where a user hands it over, not at what schedulers make of it.
 LATER = [bad for bad in BAD_OPTIONS if not re.match(r"lr must be (in|\.\*)", bad[2])]
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import padam_ext
-from padam_ext import FusedPadam, available_backends, backends, choice, trial
+from padam_ext import FusedPadam, available_backends, backends, choice, native, trial
 from padam_ext.__main__ import main
 from padam_ext.backends import triton as triton_backend
 from padam_ext.backends.step import BucketStep
@@ -254,6 +254,14 @@ def test_a_source_tree_in_place_of_the_installed_package(installed_module, tmp_p
     )
     assert ("you are in the source tree" in output) == installed_module
     assert ("was not built" in output) != installed_module
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_why_there_is_no_native_code_is_told_by_all_that_need_it(name, monkeypatch):
+    monkeypatch.setattr(native, "module", None)
+    monkeypatch.setattr(native, "unavailable_reason", "the native module has gone")
+    [backend] = [b for b in backends.BACKENDS if b.name == name]
+    assert backend.unavailable_reason() == "the native module has gone"
 
 
 def test_importing_needs_nothing_but_torch():

@@ -130,6 +130,14 @@ def test_after_a_backward_that_failed_the_next_works(batch_bytes, dropped, backe
         torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("option", [{"max_grad_norm": 1.0}, {"skip_nonfinite": True}], ids=str)
+def test_what_needs_the_norm_is_an_error(option):
+    param = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(RuntimeError, match="step_during_backward cannot be used with max_grad_nor"):
+        step_during_backward(FusedPadam([param], **option))
+    assert not param._post_accumulate_grad_hooks
+
+
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_a_grad_scaler_is_an_error(unscaled, backend):
     """It has scaled what was used already; a step would seem to have worked."""

@@ -63,7 +63,9 @@ def make_parser() -> argparse.ArgumentParser:
         if name == "report":
             continue
         models = sorted({model for task in TASKS.values() for model in task.models})
-        command.add_argument("--task", choices=list(TASKS), required=True)
+        # The Penn Treebank is what `lm` takes with --data.
+        names = [name for name in TASKS if name != "ptb"]
+        command.add_argument("--task", choices=names, required=True)
         command.add_argument("--model", choices=models, required=True)
         if name == "run":
             command.add_argument(

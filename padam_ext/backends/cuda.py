@@ -93,6 +93,8 @@ def _is_double(tensor: Tensor | None) -> bool:
 
 def unavailable_reason() -> str | None:
     """Why it cannot run on this machine, and what to do; None if it can."""
+    if native.module is None:
+        return native.unavailable_reason
     if not hasattr(native.module, "step_cuda"):
         return (
             "the native module was not built with CUDA; reinstall padam_ext with "
