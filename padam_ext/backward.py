@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from padam_ext.backends.device_table import current_stream
 from padam_ext.optimizer import FusedPadam
@@ -48,9 +49,11 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
         does the end of the optimizer, which it keeps alive.
 
     Raises:
-        RuntimeError: `max_grad_norm` or `skip_nonfinite` is set. Raised in backward, if a parameter
-            gets a second gradient before `optimizer.step()` or belongs to DistributedDataParallel.
-            Raised in `optimizer.step()`, if GradScaler called it.
+        TypeError: it is no FusedPadam.
+        RuntimeError: `max_grad_norm` or `skip_nonfinite` is set, or another optimizer steps a
+            parameter during backward. Raised in backward, if a parameter gets a second gradient
+            before `optimizer.step()` or belongs to DistributedDataParallel. Raised in
+            `optimizer.step()`, if GradScaler called it, or a parameter has a gradient again.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -61,6 +64,8 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
         >>> model.weight.grad is None
         True
     """
+    if not isinstance(optimizer, FusedPadam):
+        raise TypeError(f"step_during_backward needs a FusedPadam, got {optimizer!r}")
     if optimizer.max_grad_norm is not None or optimizer.skip_nonfinite:
         raise RuntimeError(
             f"step_during_backward cannot be used with max_grad_norm={optimizer.max_grad_norm!r} "
@@ -102,7 +107,11 @@ class _Stepper:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         )
-        self._hook_all(optimizer)
+        try:
+            self._hook_all(optimizer)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self, *_: Any) -> None:
         """Removes all hooks."""
@@ -111,24 +120,39 @@ class _Stepper:
         self._hooks.clear()
 
     def _hook_all(self, optimizer: FusedPadam) -> None:
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if id(param) not in self._hooks and param.requires_grad:
-                    hook = param.register_post_accumulate_grad_hook(self._take)
-                    self._hooks[id(param)] = hook
+        for param in _params_of(optimizer):
+            # A lazy one, without a shape yet, takes no hooks.
+            if id(param) in self._hooks or not param.requires_grad or is_lazy(param):
+                continue
+            for hook in (param._post_accumulate_grad_hooks or {}).values():
+                other = getattr(hook, "__self__", None)
+                if isinstance(other, _Stepper) and other._optimizer() is not optimizer:
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(param.shape)} is stepped during backward by "
+                        "another optimizer, which leaves no gradient to this one"
+                    )
+            self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self._take)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        self._backward_of.clear()
-        if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+        stepped, self._backward_of = self._backward_of, {}
+        if optimizer._drop_grad_scaler():
             raise RuntimeError(
                 "step_during_backward cannot be used with GradScaler: parameters have been stepped "
                 "with gradients that were still scaled"
             )
+        waiting = {id(param) for batch in self._waiting.values() for param in batch.params}
+        for param in _params_of(optimizer):
+            if id(param) in stepped and id(param) not in waiting and param.grad is not None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(param.shape)} was stepped during backward, but "
+                    "has a gradient again: optimizer.step() would step it twice. "
+                    "DistributedDataParallel, for example, puts it there when it has averaged it, "
+                    "and cannot be used with step_during_backward"
+                )
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         """Frees gradients that `optimizer.step()` used: without a hook, or of a failed backward."""
-        for group in optimizer.param_groups:
-            _free_gradients(group["params"])
+        _free_gradients(_params_of(optimizer))
         self._waiting.clear()
         self._hook_all(optimizer)
 
@@ -182,7 +206,7 @@ class _Stepper:
 
 
 class _End:
-    """Called at the end of a backward. Autograd drops it without a call if backward fails."""
+    """Called at the end of a backward. If backward fails, autograd drops it without a call."""
 
     def __init__(self, stepper: _Stepper, backward: int) -> None:
         self._stepper = stepper
@@ -190,8 +214,8 @@ class _End:
         self._reached = False
 
     def __call__(self) -> None:
-        self._reached = True
         self._stepper.end(self._backward)
+        self._reached = True
 
     def __del__(self) -> None:
         if not self._reached:
@@ -199,27 +223,28 @@ class _End:
 
 
 def _refuse_ddp(optimizer: FusedPadam) -> None:
-    """Raises RuntimeError if gradients are averaged between processes after they are used here.
+    """Raises RuntimeError if DistributedDataParallel has one of the parameters.
 
-    Nothing at a parameter tells that DistributedDataParallel has it.
+    It averages gradients after they would have been used, and then puts them into `.grad` again,
+    also where there is but one process. Nothing at a parameter tells that it has it.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    mine = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    mine = {id(param) for param in _params_of(optimizer)}
     # By its type only: asking isinstance could wake lazy objects.
     modules = [it for it in gc.get_objects() if issubclass(type(it), DistributedDataParallel)]
     for module in modules:
         for name, param in module.module.named_parameters():
-            if (
-                id(param) in mine
-                and name not in module.parameters_to_ignore
-                and module.process_group.size() > 1
-            ):
+            if id(param) in mine and name not in module.parameters_to_ignore:
                 raise RuntimeError(
                     f"step_during_backward cannot be used with DistributedDataParallel, which has "
                     f"parameter {name!r}: it averages gradients after they would have been used, "
                     "so processes would part ways. Call optimizer.step() after backward instead"
                 )
+
+
+def _params_of(optimizer: FusedPadam) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _free_gradients(params: list[Tensor]) -> None:

@@ -296,7 +296,11 @@ class FusedPadam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        self._step(all_params(self.param_groups), keep_as=ALL_PARAMS)
+        try:
+            self._step(all_params(self.param_groups), keep_as=ALL_PARAMS)
+        except BaseException:
+            self._drop_grad_scaler()
+            raise
         return loss
 
     def step_param(self, param: Tensor) -> None:
@@ -329,6 +333,15 @@ class FusedPadam(Optimizer):
         # A plan for each parameter would take more memory than its state; only a capture needs one.
         keep_as = id(params[0]) if self.capturable and params else None
         self._step(selection, keep_as=keep_as)
+
+    def _drop_grad_scaler(self) -> bool:
+        """Drops what GradScaler set for a step; whether there was anything.
+
+        It does so itself after a step, but not after one that fails. What is left would unscale
+        gradients that nobody scaled.
+        """
+        left = [self.__dict__.pop(name, None) for name in ("grad_scale", "found_inf")]
+        return any(value is not None for value in left)
 
     def _has_param(self, param: Tensor) -> bool:
         return self._param_index.has(param, self.param_groups)

@@ -150,24 +150,27 @@ def test_a_grad_scaler_is_an_error(unscaled, backend):
             scaler.unscale_(optimizer)
         with pytest.raises(RuntimeError, match="cannot be used with GradScaler"):
             scaler.step(optimizer)
-    optimizer = FusedPadam([param], backend=backend)
+    assert not {"grad_scale", "found_inf"} & set(vars(optimizer))
     disabled = torch.amp.GradScaler(param.device.type, enabled=False)
     with step_during_backward(optimizer):
         disabled.scale(param.sum()).backward()
         disabled.step(optimizer)
-    assert optimizer.state[param]["step"] == 1
+    assert optimizer.state[param]["step"] == 2
 
 
-@pytest.fixture
-def two_processes():
-    """One of two, whose other one does nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
+@pytest.fixture(params=["one process", "two processes"])
+def process_group(request):
+    """Of this process alone, or with another one that does nothing."""
+    if request.param == "one process":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield request.param
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("wrapped", ["before", "after"])
-def test_distributed_data_parallel_is_an_error(wrapped, two_processes):
+def test_distributed_data_parallel_is_an_error(wrapped, process_group):
     """It averages gradients after they were used, and the processes would part ways."""
     model = torch.nn.Linear(3, 2)
     before = [param.detach().clone() for param in model.parameters()]
@@ -184,6 +187,51 @@ def test_distributed_data_parallel_is_an_error(wrapped, two_processes):
     with step_during_backward(optimizer):
         other(torch.ones(4, 3)).sum().backward()
     assert all(param.grad is None for param in other.parameters())
+
+
+@pytest.mark.parametrize("process_group", ["one process"], indirect=True)
+def test_a_gradient_that_comes_back_is_an_error(process_group):
+    """As by DistributedDataParallel, here of a module that was wrapped late."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = FusedPadam(model.parameters())
+    with step_during_backward(optimizer):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        parallel = DistributedDataParallel(model)
+        parallel(torch.ones(4, 3)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"has a gradient again: .* would step it twice"):
+            optimizer.step()
+    assert all(optimizer.state[param]["step"] == 2 for param in model.parameters())
+
+
+@pytest.mark.parametrize("value", [None, torch.optim.SGD([torch.ones(1)])], ids=["None", "SGD"])
+def test_another_optimizer_is_refused(value):
+    with pytest.raises(TypeError, match=r"needs a FusedPadam, got (None|SGD)"):
+        step_during_backward(value)
+
+
+def test_a_parameter_of_two_optimizers_is_an_error():
+    """The first would leave no gradient to the second."""
+    shared, own = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    first, second = FusedPadam([shared]), FusedPadam([own, shared])
+    with step_during_backward(first):
+        with pytest.raises(RuntimeError, match="stepped during backward by another optimizer"):
+            step_during_backward(second)
+        assert not own._post_accumulate_grad_hooks
+    with step_during_backward(second):
+        (own + shared).sum().backward()
+    assert set(second.state) == {own, shared}
+
+
+def test_lazy_parameters_are_stepped_once_they_have_a_shape(backend):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LazyLinear(2))
+    optimizer = FusedPadam(model.parameters(), backend=backend)
+    with step_during_backward(optimizer):
+        for number in range(3):
+            model(torch.ones(4, 3)).sum().backward()
+            assert (model[1].weight.grad is None) == (number > 0)
+            optimizer.step()
+    assert all(optimizer.state[param]["step"] == 3 for param in model.parameters())
 
 
 def test_closing_it_gives_gradients_back():

@@ -284,6 +284,20 @@ def test_grad_scaler_comes_and_goes(backend, on_device, monkeypatch):
         step_and_check(optimizer)
 
 
+def test_a_step_that_fails_leaves_nothing_of_grad_scaler(backend, on_device):
+    """A plain step after it would divide its gradients by the scale."""
+    params = make_params()
+    optimizer = FusedPadam(params, eps=0.1, backend=backend)
+    scaler = torch.amp.GradScaler(params[0].device.type)
+    scaler.scale(sum(param.sum() for param in params)).backward()
+    optimizer.param_groups[0]["eps"] = -1.0
+    with pytest.raises(ValueError, match="eps"):
+        scaler.step(optimizer)
+    optimizer.param_groups[0]["eps"] = 0.1
+    set_grads(params, 0)
+    step_and_check(optimizer)
+
+
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_grad_scaler_steps_an_optimizer_without_gradients(clip, backend, on_device):
     """It sets `found_inf` to the number 0 then."""
