@@ -21,8 +21,8 @@ def _load() -> tuple[Any, str | None]:
                 f"{elsewhere} has one; run from another folder, or install with pip install -e ."
             )
         return None, (
-            "the native module was not built; reinstall padam_ext with PADAM_EXT_BUILD=cpu, which "
-            "says what is missing"
+            "the native module was not built; reinstall padam_ext with PADAM_EXT_BUILD=cpu or "
+            "cuda, which says what is missing"
         )
     except ImportError as error:
         return None, f"the native module does not load ({error}); reinstall padam_ext"

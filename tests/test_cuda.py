@@ -30,7 +30,6 @@ REINSTALL = "not built with CUDA; reinstall .* PADAM_EXT_BUILD=cuda"
 @pytest.mark.parametrize(
     ("built", "sees_a_gpu", "cuda", "hip", "reason"),
     [
-        (None, True, "13.0", None, REINSTALL),
         (WITHOUT, True, "13.0", None, REINSTALL),
         (BUILT, True, None, "7.1", "this torch is for AMD's"),
         (BUILT, False, None, None, "this torch is for the CPU only"),
