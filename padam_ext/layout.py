@@ -16,7 +16,8 @@ def dtensor_type() -> Any:
 
 def _as_dtensor(tensor: Tensor) -> Any:
     dtensor = dtensor_type()
-    return tensor if dtensor is not None and isinstance(tensor, dtensor) else None
+    # isinstance would call a method of DTensor's metaclass.
+    return tensor if dtensor is not None and issubclass(type(tensor), dtensor) else None
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -67,6 +68,8 @@ def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's memory is its elements: without gaps, in any order of dimensions."""
     if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
         return False
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in _by_stride(tensor):
         if stride != expected:
@@ -89,6 +92,8 @@ def lacks_memory(tensor: Tensor) -> bool:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two elements share memory, as in an expanded tensor."""
+    if tensor.is_contiguous():
+        return False
     reach = 0
     for stride, size in _by_stride(tensor):
         if stride == 0:
