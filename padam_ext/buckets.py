@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from padam_ext.gather import StepInputs
-from padam_ext.layout import is_plain, like_plain, local, real_view, same_layout
+from padam_ext.layout import (
+    is_plain,
+    like_plain,
+    local,
+    local_like,
+    placement,
+    real_view,
+    same_layout,
+)
 from padam_ext.slots import SLOTS, STATE_SLOTS, Signature, signature, state_slots_of
 from padam_ext.state import ParamState, is_direct
 
@@ -95,7 +103,8 @@ def make_record(
         numel=shard.numel() * (2 if shard.is_complex() else 1),
         addresses=tuple(0 if tensor is None else address_of(tensor) for tensor in tensors),
         staged=tuple(staged),
-        needs_grad_copy=not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
+        needs_grad_copy=placement(grad) != placement(param)
+        or not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
     )
     record.take_counter(state["step"])
     return record
@@ -158,7 +167,9 @@ class Bound:
         """Makes the copy of a gradient."""
         like = like_plain(self._original(PARAM, index))
         dtype = self.bucket.signature.dtypes[GRAD]
-        self.grads[index] = _readable_grad(self._original(GRAD, index), like, dtype)
+        position = self.bucket.positions[index]
+        grad = local_like(self.inputs.grads[position], self.inputs.params[position])
+        self.grads[index] = _readable_grad(grad, like, dtype)
 
     def stage(self, slot: int, index: int) -> None:
         """Makes room for the copy of a parameter or state."""

@@ -8,19 +8,36 @@ then copies each into the dtype and layout that its parameter needs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from padam_ext.options import make_plain
+from padam_ext.options import IGNORED_DEFAULTS, make_plain
 from padam_ext.state import ParamState, check_state, fit_state
 
 # Keys of torch.optim's param groups that are not options of a param group here.
-_FOREIGN_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
+_FOREIGN_OPTIONS = ("capturable", *IGNORED_DEFAULTS)
+
+
+def only_makes_states() -> bool:
+    """Whether torch.distributed.checkpoint makes this step, to have a state that it can save.
+
+    Before the first step it makes one with gradients of zero and a learning rate of 0, which would
+    count, and with weight decay put the decay into the moments.
+    """
+    file = getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "__file__", None)
+    frame: FrameType | None = None if file is None else sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_init_optim_state" and frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @dataclass

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from padam_ext.layout import (
+    can_be_redistributed,
     is_strided,
     is_wrapper,
     lacks_memory,
@@ -57,10 +58,11 @@ def check_grad(param: Tensor, grad: Tensor, name: object) -> None:
         RuntimeError: a sparse gradient, or one that does not go with its parameter.
         TypeError: a dtype or tensor subclass that no backend can take.
     """
-    if placement(param) != placement(grad):
+    is_elsewhere = placement(param) != placement(grad)
+    if is_elsewhere and not can_be_redistributed(grad, param):
         raise RuntimeError(
-            f"{name} is {_placed(param)}, but its gradient is {_placed(grad)}. Redistribute the "
-            "gradient like the parameter first."
+            f"{name} is {_placed(param)}, but its gradient is {_placed(grad)}. Put the gradient on "
+            "the parameter's mesh first."
         )
     for tensor, what in ((local(param), ""), (local(grad), "the gradient of ")):
         if is_wrapper(tensor):
@@ -85,8 +87,8 @@ def check_grad(param: Tensor, grad: Tensor, name: object) -> None:
         complex_dtypes = dict.fromkeys(dtype.to_complex() for dtype in DTYPES)
         supported = ", ".join(map(str, (*DTYPES, *complex_dtypes)))
         raise TypeError(f"{name} has dtype {param.dtype}; supported are {supported}")
-    mine, its = ((t.shape, local(t).shape, t.device, t.is_complex()) for t in (param, grad))
-    if mine != its:
+    mine, its = ((t.shape, t.device, t.is_complex()) for t in (param, grad))
+    if mine != its or (not is_elsewhere and local(param).shape != local(grad).shape):
         raise RuntimeError(
             f"{name} has shape {tuple(param.shape)} and dtype {param.dtype} on {param.device}, but "
             f"its gradient has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}. "

@@ -33,6 +33,20 @@ def placement(tensor: Tensor) -> Any:
     return None if dtensor is None else (dtensor.device_mesh, dtensor.placements)
 
 
+def can_be_redistributed(tensor: Tensor, like: Tensor) -> bool:
+    """Whether two are DTensors on the same mesh."""
+    mine, its = placement(tensor), placement(like)
+    return mine is not None and its is not None and mine[0] == its[0]
+
+
+def local_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The local shard of a tensor that is first distributed over its mesh as another one."""
+    dtensor = _as_dtensor(tensor)
+    if dtensor is None or placement(tensor) == placement(like):
+        return local(tensor)
+    return local(dtensor.redistribute(placements=_as_dtensor(like).placements))
+
+
 def real_view(tensor: Tensor) -> Tensor:
     """A complex tensor as (real, imag) pairs of the same memory; a real one as it is.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
@@ -21,12 +22,14 @@ from padam_ext.gather import Selection
 from padam_ext.options import (
     OPTIMIZER_DEFAULTS,
     Hyperparameters,
+    check_ignored_options,
     flag,
     make_plain,
     number,
 )
 from padam_ext.param_index import ParamIndex
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
+from padam_ext.state import fit_state
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -63,7 +66,7 @@ class FusedPadam(Optimizer):
 
     Args:
         params: parameters, named parameters or dicts of param groups, as for torch.optim. All
-            options below except the last four may differ between groups.
+            options below from `lr` to `maximize` may differ between groups.
         lr: learning rate, a float or a tensor of one element. The paper's base learning rate for
             image classification is 0.1, as for SGD.
         betas: decay of the first and the second moment, each in [0, 1).
@@ -92,6 +95,10 @@ class FusedPadam(Optimizer):
             tensor on the GPU.
         backend: "auto" takes the best backend for each device; a name from
             `padam_ext.available_backends()` insists on that one.
+        foreach: None, True or False, without effect. For code that passes it to any optimizer of
+            torch.optim, as `fused` is.
+        fused: likewise; every step is fused.
+        differentiable: False only: a step cannot be differentiated.
 
     Raises:
         ValueError: an option outside its range; a duplicate, non-leaf or expanded parameter.
@@ -125,7 +132,13 @@ class FusedPadam(Optimizer):
         skip_nonfinite: bool = False,
         capturable: bool = False,
         backend: str = "auto",
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
+        check_ignored_options(
+            {"foreach": foreach, "fused": fused, "differentiable": differentiable}
+        )
         self.backend = backend
         self.max_grad_norm = max_grad_norm
         self.skip_nonfinite = skip_nonfinite
@@ -215,6 +228,19 @@ class FusedPadam(Optimizer):
             self.param_groups.pop()
             raise
 
+    def init_state(self) -> None:
+        """Makes the state of each parameter that has none: moments of zero, `step` 0.
+
+        A step makes what is missing itself; this is for code that needs the tensors before, as a
+        checkpoint that is to be loaded in place does. Parameters that require no gradient and lazy
+        ones are left out.
+        """
+        state = self.__dict__["state"]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.requires_grad and not is_lazy(param) and not state.get(param):
+                    fit_state(state[param], param, group, may_replace=True)
+
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Loads the optimizer's state, exactly, as copies.
 
@@ -291,6 +317,9 @@ class FusedPadam(Optimizer):
             ValueError: an option that was set outside its range. In each of these cases no
                 parameter and no state has changed.
         """
+        if not self.__dict__["state"] and checkpoint.only_makes_states():
+            self.init_state()
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():

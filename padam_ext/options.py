@@ -113,6 +113,8 @@ OPTIMIZER_DEFAULTS = {
     "capturable": False,
     "backend": "auto",
 }
+# Options that torch.optim has and that have no effect here.
+IGNORED_DEFAULTS = {"foreach": None, "fused": None, "differentiable": False}
 
 
 def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
@@ -137,11 +139,23 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
             plain[option.name] = value
         else:
             plain[option.name] = read(option.name, value)
-    if group.get("differentiable"):
-        raise ValueError(
-            "differentiable=True: a step of FusedPadam cannot be differentiated; leave it out"
-        )
+    check_ignored_options(group)
     group.update(plain)
+
+
+def check_ignored_options(options: Mapping[str, Any]) -> None:
+    """Checks what there is of IGNORED_DEFAULTS.
+
+    Raises:
+        TypeError: one of the wrong type.
+        ValueError: `differentiable` is True.
+    """
+    for name in IGNORED_DEFAULTS:
+        value = options.get(name)
+        if value is not None and flag(name, value) and name == "differentiable":
+            raise ValueError(
+                "differentiable=True: a step of FusedPadam cannot be differentiated; leave it out"
+            )
 
 
 class Hyperparameters(NamedTuple):

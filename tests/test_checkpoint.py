@@ -179,6 +179,62 @@ def test_counters_stay_float32_whatever_the_default_dtype():
     assert optimizer.state[param]["step"] == 300
 
 
+def test_states_made_before_the_first_step(backend):
+    """They change no step, whether the plan was made with them or finds them."""
+    shapes = [(3, 4), (), (0,)]
+    params, twins = ([torch.nn.Parameter(torch.ones(s)) for s in shapes] for _ in range(2))
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer = FusedPadam([*params, frozen], weight_decay=0.1, backend=backend)
+    twin = FusedPadam([*twins, frozen], weight_decay=0.1, backend=backend)
+    optimizer.init_state()
+    made = {param: dict(state) for param, state in optimizer.state.items()}
+    assert set(made) == set(params)
+    for state in made.values():
+        assert all(not value.any() for value in state.values())
+        assert set(state) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+    for _ in range(3):
+        for param, other in zip(params, twins, strict=True):
+            param.grad = other.grad = torch.randn(param.shape)
+        optimizer.step()
+        twin.step()
+        optimizer.init_state()  # leaves what is there
+    for param, other in zip(params, twins, strict=True):
+        assert torch.equal(param, other)
+        for key, value in optimizer.state[param].items():
+            assert torch.equal(value, twin.state[other][key])
+            assert value is made[param][key]
+
+
+def test_a_distributed_checkpoint_before_the_first_step_changes_nothing(backend):
+    """torch.distributed.checkpoint makes a step of its own, to have a state that it can save."""
+    models = [torch.nn.Linear(4, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [
+        FusedPadam(model.parameters(), lr=torch.tensor(0.1), weight_decay=0.1,
+                   bias_correction="adam", backend=backend)
+        for model in models
+    ]  # fmt: skip
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    _, saved = get_state_dict(models[0], optimizers[0])
+    assert saved["state"]["weight"]["step"] == 0
+    assert not saved["state"]["weight"]["exp_avg_sq"].any()
+    for number in range(3):
+        inputs = torch.randn(5, 4)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            if number == 0:  # a learning rate that begins at 0 is no reason not to count
+                optimizer.param_groups[0]["lr"] = 0.0
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"] = 0.1
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        for key, value in optimizers[0].state[ours].items():
+            assert torch.equal(value, optimizers[1].state[theirs][key])
+    assert optimizers[1].state[theirs]["step"] == 3
+
+
 def test_states_follow_the_layout_of_the_parameter(backend):
     param = torch.nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
     optimizer = FusedPadam([param], backend=backend)

@@ -164,10 +164,12 @@ def test_copies_do_not_share_anything(how, backend):
 
 def test_a_differentiable_step_is_refused():
     param = torch.nn.Parameter(torch.ones(3))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'differentiable'"):
-        FusedPadam([param], differentiable=True)
-    with pytest.raises(ValueError, match=r"differentiable=True: a step .* leave it out"):
-        FusedPadam([{"params": [param], "differentiable": True}])
+    for make in (
+        lambda: FusedPadam([param], differentiable=True),
+        lambda: FusedPadam([{"params": [param], "differentiable": True}]),
+    ):
+        with pytest.raises(ValueError, match=r"differentiable=True: a step .* leave it out"):
+            make()
 
 
 def test_repr_shows_the_options():
@@ -244,3 +246,22 @@ def test_torch_compile_leaves_the_step_alone(backend):
         assert torch.equal(param, twin)
         optimizer.param_groups[0]["lr"] = expected.param_groups[0]["lr"] = 0.1 / (i + 1)
     assert param[0] < 1
+
+
+@pytest.mark.parametrize("name", ["foreach", "fused"])
+@pytest.mark.parametrize("value", [None, True, False])
+def test_options_of_torch_that_have_no_effect(value, name):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    optimizers = [
+        FusedPadam(params[:1]),
+        FusedPadam(params[1:2], **{name: value}),
+        FusedPadam([{"params": params[2:], name: value}], differentiable=False),
+    ]
+    for param, optimizer in zip(params, optimizers, strict=True):
+        param.grad = torch.ones(3)
+        optimizer.step()
+        assert torch.equal(param, params[0])
+    assert name not in optimizers[1].param_groups[0]
+    for bad in (2, "yes"):
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got {bad!r}"):
+            FusedPadam(params, **{name: bad})

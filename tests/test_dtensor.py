@@ -1,6 +1,5 @@
 """Parameters that are sharded over processes: DTensor, as FSDP2 makes them. Two gloo processes."""
 
-import contextlib
 import os
 import warnings
 
@@ -40,7 +39,8 @@ def in_one_of_two(rank, backend, folder):
     try:
         mesh = init_device_mesh("cpu", (2,))
         each_process_steps_its_shard(mesh, backend)
-        what_does_not_lie_as_the_parameter_is_refused(mesh, backend)
+        gradients_placed_otherwise_are_redistributed(mesh, backend)
+        what_lies_elsewhere_is_refused(mesh, backend)
         fully_sharded_training_and_its_checkpoint(mesh, backend, folder)
     finally:
         dist.destroy_process_group()
@@ -85,26 +85,47 @@ def compare_with_wholes(mesh, backend):
         assert float(optimizer.state[param]["step"]) == 3
 
 
-def what_does_not_lie_as_the_parameter_is_refused(mesh, backend):
+def gradients_placed_otherwise_are_redistributed(mesh, backend):
+    """As torch's optimizers do: Partial ones of sequence parallelism, and replicated ones."""
+    params = [
+        torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [how]))
+        for how in (Replicate(), Shard(0), Shard(1))
+    ]
+    whole = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = FusedPadam(params, **OPTIONS, backend=backend)
+    expected = FusedPadam([whole], **OPTIONS, backend=backend)
+    values = randn((4, 3), 3)
+    partial = DTensor.from_local(values / 2, mesh, [Partial()])  # each process has a half
+    replicated = distribute_tensor(values.clone(), mesh, [Replicate()])
+    sharded = distribute_tensor(values.clone(), mesh, [Shard(1)])
+    whole.grad = values
+    for grads in (
+        (replicated, partial, sharded),
+        (partial, replicated, replicated),
+        (partial, sharded, partial),
+        (sharded, sharded, sharded),
+    ):
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        before = [grad.to_local().clone() for grad in grads]
+        optimizer.step()
+        expected.step()
+        for param, grad, was in zip(params, grads, before, strict=True):
+            assert_same(param.full_tensor(), whole, backend)
+            assert torch.equal(grad.to_local(), was)
+
+
+def what_lies_elsewhere_is_refused(mesh, backend):
     param = torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]))
     optimizer = FusedPadam([("w", param)], backend=backend)
+    other_mesh = init_device_mesh("cpu", (2, 1))
+    param.grad = distribute_tensor(torch.ones(4, 3), other_mesh, [Replicate(), Replicate()])
+    with pytest.raises(RuntimeError, match=r"'w' is a DTensor .* Put the gradient on the param"):
+        optimizer.step()
+    assert not optimizer.state
     param.grad = distribute_tensor(torch.ones(4, 3), mesh, [Replicate()])
     optimizer.step()
-    before = param.full_tensor().clone()
-
-    # Autograd itself would not take it; a gradient may be changed in place, though.
-    partial = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()])
-    for grad in (partial, distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]), partial):
-        param.grad = grad
-        wrong = grad is partial
-        message = r"'w' is a DTensor \(Replicate\(\),\) on .* its gradient is a DTensor \(Partial"
-        with pytest.raises(RuntimeError, match=message) if wrong else contextlib.nullcontext():
-            optimizer.step()
-        assert torch.equal(param.full_tensor(), before) == wrong
-        before = param.full_tensor().clone()
-
     optimizer.state[param]["exp_avg"] = torch.zeros(4, 3)
-    param.grad = distribute_tensor(torch.ones(4, 3), mesh, [Replicate()])
     with pytest.raises(TypeError, match=r"'exp_avg' of .*'w' must be placed over devices as the"):
         optimizer.step()
 

@@ -9,7 +9,13 @@ import torch
 import padam_ext  # noqa: F401 - it defines the operator
 from cases import DEFAULTS as DEFAULTS_OF_CASES
 from padam_ext import FusedPadam
-from padam_ext.options import DEFAULTS, OPTIMIZER_DEFAULTS, OPTIONS, Hyperparameters
+from padam_ext.options import (
+    DEFAULTS,
+    IGNORED_DEFAULTS,
+    OPTIMIZER_DEFAULTS,
+    OPTIONS,
+    Hyperparameters,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 def test_the_constructor():
     parameters = inspect.signature(FusedPadam).parameters
     defaults = {name: p.default for name, p in parameters.items() if name != "params"}
-    assert defaults == DEFAULTS | OPTIMIZER_DEFAULTS
-    assert list(defaults) == [*DEFAULTS, *OPTIMIZER_DEFAULTS]
+    assert defaults == DEFAULTS | OPTIMIZER_DEFAULTS | IGNORED_DEFAULTS
+    assert list(defaults) == [*DEFAULTS, *OPTIMIZER_DEFAULTS, *IGNORED_DEFAULTS]
     assert DEFAULTS == DEFAULTS_OF_CASES
 
 
@@ -51,11 +57,11 @@ def test_the_documented_table():
     rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", text, re.M))
     assert rows.pop("params").strip() == ""
     documented = {name: eval(value.strip("` ")) for name, value in rows.items()}
-    assert documented == DEFAULTS | OPTIMIZER_DEFAULTS
-    assert list(documented) == [*DEFAULTS, *OPTIMIZER_DEFAULTS]
+    assert documented == DEFAULTS | OPTIMIZER_DEFAULTS | IGNORED_DEFAULTS
+    assert list(documented) == [*DEFAULTS, *OPTIMIZER_DEFAULTS, *IGNORED_DEFAULTS]
 
 
 def test_the_docstring_names_every_option():
     text = inspect.getdoc(FusedPadam)
-    for name in DEFAULTS | OPTIMIZER_DEFAULTS:
+    for name in DEFAULTS | OPTIMIZER_DEFAULTS | IGNORED_DEFAULTS:
         assert f"\n    {name}: " in text, name
