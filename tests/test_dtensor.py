@@ -19,7 +19,7 @@ from torch.distributed.tensor import (
 )  # fmt: skip
 
 from checking import assert_same
-from padam_ext import FusedPadam, plan
+from padam_ext import FusedPadam, plan, step_during_backward
 from padam_ext.gather import NativeGatherer, PythonGatherer
 
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05}
@@ -42,6 +42,7 @@ def in_one_of_two(rank, backend, folder):
         gradients_placed_otherwise_are_redistributed(mesh, backend)
         what_lies_elsewhere_is_refused(mesh, backend)
         fully_sharded_training_and_its_checkpoint(mesh, backend, folder)
+        fully_sharded_stepping_during_backward(mesh, backend, rank)
     finally:
         dist.destroy_process_group()
     # All was checked. While an interpreter ends, threads of gloo may ask it for something yet, and
@@ -168,3 +169,25 @@ def fully_sharded_training_and_its_checkpoint(mesh, backend, folder):
     ):
         assert torch.equal(param.to_local(), twin.to_local())
         torch.testing.assert_close(param.full_tensor(), whole, rtol=1e-5, atol=1e-6)
+
+
+def fully_sharded_stepping_during_backward(mesh, backend, rank):
+    """A gradient is complete once the processes have reduced it: the same as a step of all."""
+    models = [make_model() for _ in range(2)]
+    for model in models:
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizers = [FusedPadam(m.parameters(), **OPTIONS, backend=backend) for m in models]
+    with step_during_backward(optimizers[0]):
+        for seed in range(3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(randn((8, 6), 2 * seed + rank)).square().mean().backward()
+                assert (optimizer is optimizers[0]) == all(
+                    param.grad is None for param in model.parameters()
+                )
+                optimizer.step()
+    for param, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(param.to_local(), other.to_local())
+        assert optimizers[0].state[param]["step"] == 3
