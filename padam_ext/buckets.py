@@ -119,6 +119,7 @@ class Bucket:
     records: list[ParamRecord]
     positions: list[int]  # in StepInputs
     group_indices: list[int]
+    copies: int = 1  # how many processes of a Reduction hold the same
 
     def columns(self) -> list[tuple[int, ...]]:
         """By slot the address of each tensor; see ParamRecord."""
@@ -228,17 +229,23 @@ class Bound:
         return addresses
 
 
-def make_buckets(records: Sequence[ParamRecord], group_indices: Sequence[int]) -> list[Bucket]:
-    """Sorts parameters into buckets."""
-    by_kind: dict[int, list[int]] = {}
-    for position, record in enumerate(records):
-        by_kind.setdefault(id(record.kind), []).append(position)
+def make_buckets(
+    records: Sequence[ParamRecord],
+    group_indices: Sequence[int],
+    copies: Sequence[int] | None = None,
+) -> list[Bucket]:
+    """Sorts parameters into buckets; those with other `copies` into others."""
+    by_kind: dict[tuple[int, int], list[int]] = {}
+    copies = copies or [1] * len(records)
+    for position, (record, count) in enumerate(zip(records, copies, strict=True)):
+        by_kind.setdefault((id(record.kind), count), []).append(position)
     return [
         Bucket(
             *records[positions[0]].kind,
             records=[records[i] for i in positions],
             positions=positions,
             group_indices=[group_indices[i] for i in positions],
+            copies=copies[positions[0]],
         )
         for positions in by_kind.values()
     ]

@@ -11,8 +11,9 @@ from torch import Tensor
 from padam_ext.backends.step import BucketStep
 from padam_ext.control import ControlInputs
 from padam_ext.gather import StepInputs
-from padam_ext.norm import norm_dtype, refuse_dtensors
+from padam_ext.norm import norm_dtype
 from padam_ext.options import Hyperparameters
+from padam_ext.reduction import Reduction
 from padam_ext.step_control import StepControl
 
 
@@ -34,6 +35,7 @@ def make_step(
     options: Mapping[int, Hyperparameters],
     control_inputs: ControlInputs,
     skipped: Tensor | None = None,
+    reduction: Reduction | None = None,
 ) -> Outcome:
     """Makes one step of every bucket.
 
@@ -43,13 +45,12 @@ def make_step(
         options: of each param group that occurs.
         control_inputs: what unscaling, clipping and skipping depend on.
         skipped: how many steps were skipped before.
+        reduction: over which processes the norm adds up; None for this one alone.
 
     Raises:
-        RuntimeError: a norm over DTensors, a step that cannot be captured, or whatever a kernel
+        RuntimeError: a step that cannot be captured, or whatever a kernel
             raises. A bucket whose kernel was not launched has not changed.
     """
-    if control_inputs.needs_norm:
-        refuse_dtensors(inputs.grads)
     bound = [step.bucket.bind(inputs) for step in steps]
     for step, tensors in zip(steps, bound, strict=True):
         step.bind(tensors)
@@ -65,6 +66,8 @@ def make_step(
         if control_inputs.needs_norm:
             dtype_of_norm = norm_dtype(inputs.grads)
             sums = [step.sum_of_squares(b) for step, b in zip(steps, bound, strict=True)]
+            if reduction is not None:
+                sums = [reduction.all_reduce(sums, [step.bucket.copies for step in steps])]
         control = StepControl(control_inputs, sums, dtype_of_norm, skipped)
         if not steps:
             control.as_tensors()

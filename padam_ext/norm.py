@@ -8,21 +8,6 @@ import torch
 from torch import Tensor
 
 from padam_ext.control import scalar_on
-from padam_ext.layout import dtensor_type
-
-
-def refuse_dtensors(grads: Sequence[Tensor]) -> None:
-    """Refuses gradients of which other processes hold parts.
-
-    Raises:
-        RuntimeError: there is a DTensor among them.
-    """
-    dtensor = dtensor_type()
-    if dtensor is not None and any(isinstance(grad, dtensor) for grad in grads):
-        raise RuntimeError(
-            "max_grad_norm and skip_nonfinite do not take DTensors yet, whose norm is spread over "
-            "processes: leave them out and call torch.nn.utils.clip_grad_norm_ before the step"
-        )
 
 
 def norm_dtype(grads: Sequence[Tensor]) -> torch.dtype:

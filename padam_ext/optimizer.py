@@ -29,6 +29,7 @@ from padam_ext.options import (
 )
 from padam_ext.param_index import ParamIndex
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
+from padam_ext.reduction import reduction_of
 from padam_ext.state import fit_state
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -397,12 +398,17 @@ class FusedPadam(Optimizer):
             self.max_grad_norm,
             self.skip_nonfinite,
         )
-        needs = Needs(self.backend, control.may_skip, self.capturable, self._state_was_seen)
+        reduction = None
+        if control.needs_norm:
+            reduction = reduction_of(p for group in self.param_groups for p in group["params"])
+        needs = Needs(
+            self.backend, control.may_skip, self.capturable, reduction, self._state_was_seen
+        )
         inputs = self._planner.gather(selection, self.__dict__["state"])
         steps = self._planner.plan(
             inputs, self.param_groups, bind(choice.choose, self.backend), needs, keep_as=keep_as
         )
-        outcome = driver.make_step(steps, inputs, options, control, self._skipped)
+        outcome = driver.make_step(steps, inputs, options, control, self._skipped, reduction)
         if control.needs_norm:
             self.grad_norm = outcome.norm
         self._skipped = outcome.skipped

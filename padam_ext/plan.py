@@ -23,6 +23,7 @@ from padam_ext.backends.step import BucketStep
 from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
 from padam_ext.checks import Name, ParamGroups, check_grad, check_param
 from padam_ext.gather import Reading, Selection, StepInputs, best_gatherer
+from padam_ext.reduction import Reduction
 from padam_ext.slots import STATE_SLOTS, state_slots_of
 from padam_ext.state import OptimizerState, check_state, fit_state
 from padam_ext.step_counts import StepCounts, place_counters
@@ -40,12 +41,14 @@ class Needs(NamedTuple):
         backend: name of the backend, as the user gave it.
         count_on_device: a device may decide whether to skip the step.
         capturable: the step may go into a CUDA graph.
+        reduction: over which processes the norm adds up, where there is one.
         compare_states: somebody may have replaced states.
     """
 
     backend: str = "auto"
     count_on_device: bool = False
     capturable: bool = False
+    reduction: Reduction | None = None
     compare_states: bool = False
 
 
@@ -123,7 +126,10 @@ class Planner:
         _check_capturable(chosen, needs)
         records, changed = self._update_records(inputs, groups, param_groups, slots, needs, states)
         steps, have_moved = [], False
-        for bucket in make_buckets(records, groups):
+        copies = None
+        if needs.reduction is not None:
+            copies = [needs.reduction.copies(param) for param in inputs.params]
+        for bucket in make_buckets(records, groups, copies):
             step, moved = _make_step(bucket, inputs, chosen[bucket.device], needs)
             steps.append(step)
             have_moved |= moved
@@ -221,7 +227,7 @@ def _still_holds(
 ) -> bool:
     """Whether a plan describes this step, too."""
     return (
-        plan.needs[:3] == needs[:3]
+        plan.needs[:4] == needs[:4]
         and plan.slots == slots
         and plan.reading is not None
         and inputs.reading is not None

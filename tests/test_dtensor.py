@@ -43,6 +43,8 @@ def in_one_of_two(rank, backend, folder):
         what_lies_elsewhere_is_refused(mesh, backend)
         fully_sharded_training_and_its_checkpoint(mesh, backend, folder)
         fully_sharded_stepping_during_backward(mesh, backend, rank)
+        the_norm_is_that_of_all_processes(mesh, backend)
+        processes_may_lack_gradients(mesh, backend, rank)
     finally:
         dist.destroy_process_group()
     # All was checked. While an interpreter ends, threads of gloo may ask it for something yet, and
@@ -191,3 +193,73 @@ def fully_sharded_stepping_during_backward(mesh, backend, rank):
     for param, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(param.to_local(), other.to_local())
         assert optimizers[0].state[param]["step"] == 3
+
+
+CLIPPED = {"max_grad_norm": 0.7, "skip_nonfinite": True}
+
+
+def make_clipped(mesh, backend):
+    """Sharded and replicated parameters beside a plain one, and the same as wholes."""
+    wholes = [torch.nn.Parameter(randn(shape, 1)) for shape, _ in [*SHARDED, ((3,), None)]]
+    params = [
+        torch.nn.Parameter(distribute_tensor(whole.detach().clone(), mesh, [how]))
+        for whole, (_, how) in zip(wholes, SHARDED, strict=False)
+    ]
+    params.append(torch.nn.Parameter(wholes[-1].detach().clone()))
+    return [
+        (those, FusedPadam(those, **OPTIONS, **CLIPPED, backend=backend))
+        for those in (params, wholes)
+    ]
+
+
+def set_gradients(params, wholes, mesh, seed, factor=1.0):
+    for param, whole in zip(params, wholes, strict=True):
+        whole.grad = randn(whole.shape, seed) * factor
+        param.grad = whole.grad
+        if isinstance(param, DTensor):
+            param.grad = distribute_tensor(whole.grad, mesh, param.placements)
+
+
+def the_norm_is_that_of_all_processes(mesh, backend):
+    (params, optimizer), (wholes, expected) = make_clipped(mesh, backend)
+    calls = []
+    all_reduce = dist.all_reduce
+    dist.all_reduce = lambda *args, **kwargs: calls.append(all_reduce(*args, **kwargs))
+    try:
+        for seed, factor in enumerate((1.0, 1e-3, float("nan"), 1.0)):
+            set_gradients(params, wholes, mesh, seed, factor)
+            if seed == 3:  # as after sequence parallelism, on one of them
+                halves = DTensor.from_local(wholes[3].grad / 2, mesh, [Partial()])
+                params[3].grad = halves
+            calls.clear()
+            optimizer.step()
+            expected.step()
+            assert len(calls) == 1
+            torch.testing.assert_close(
+                optimizer.grad_norm, expected.grad_norm, rtol=1e-6, atol=0, equal_nan=True
+            )
+            for param, whole in zip(params, wholes, strict=True):
+                full = param.full_tensor() if isinstance(param, DTensor) else param
+                torch.testing.assert_close(full, whole, rtol=1e-5, atol=1e-6)
+                assert optimizer.state[param]["step"] == expected.state[whole]["step"]
+    finally:
+        dist.all_reduce = all_reduce
+    assert optimizer.skipped_steps == 1
+
+
+def processes_may_lack_gradients(mesh, backend, rank):
+    """Each sum is entered by all, whoever has gradients; those that lack count as zero."""
+    (params, optimizer), (wholes, _) = make_clipped(mesh, backend)
+    for seed, lacking in enumerate(([0], [2], [0, 1, 2, 3, 4], [4], [1, 3], [])):
+        set_gradients(params, wholes, mesh, seed)
+        if rank == 1:
+            for index in lacking:
+                params[index].grad = None
+        squares = torch.zeros((), dtype=torch.float64)
+        for param, copies in zip(params, (1, 1, 1, 2, 2), strict=True):
+            if param.grad is not None:
+                mine = param.grad.to_local() if isinstance(param, DTensor) else param.grad
+                squares += mine.double().square().sum() / copies
+        dist.all_reduce(squares)
+        optimizer.step()
+        torch.testing.assert_close(optimizer.grad_norm, squares.sqrt().float(), rtol=1e-6, atol=0)
