@@ -68,10 +68,12 @@ def reduction_of(params: Iterable[Tensor]) -> Reduction | None:
     dtensor = dtensor_type()
     if dtensor is None:
         return None
-    params = list(params)
-    if not any(issubclass(kind, dtensor) for kind in {type(param) for param in params}):
+    sharded: list[Any] = [param for param in params if issubclass(type(param), dtensor)]
+    # By their ids first: there are few, and asking a mesh for its hash takes a while.
+    by_id = {id(mesh): mesh for mesh in [param.device_mesh for param in sharded]}
+    if not by_id:
         return None
-    meshes = {where[0] for param in params if (where := placement(param)) is not None}
+    meshes = set(by_id.values())
     return Reduction(_group_of(meshes), torch.device(next(iter(meshes)).device_type))
 
 
