@@ -66,11 +66,7 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
     """
     if not isinstance(optimizer, FusedPadam):
         raise TypeError(f"step_during_backward needs a FusedPadam, got {optimizer!r}")
-    if optimizer.max_grad_norm is not None or optimizer.skip_nonfinite:
-        raise RuntimeError(
-            f"step_during_backward cannot be used with max_grad_norm={optimizer.max_grad_norm!r} "
-            f"and skip_nonfinite={optimizer.skip_nonfinite!r}: they need all gradients at once"
-        )
+    optimizer._refuse_norm("step_during_backward")
     stepper = _Stepper(optimizer)
     hooks = ExitStack()
     # It takes the optimizer only to keep it alive as long as whoever can close the hooks.

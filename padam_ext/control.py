@@ -56,12 +56,13 @@ class ControlInputs(NamedTuple):
         return self.found_inf is not None or self.skip_nonfinite
 
 
-def check_scalar_tensor(name: str, value: Any) -> Tensor | None:
-    """Raises TypeError unless the value is None, a tensor of one element, or the number 0.
+def check_scalar_tensor(name: str, value: Any, *, or_zero: bool = False) -> Tensor | None:
+    """Raises TypeError unless the value is None or a tensor of one element.
 
-    GradScaler sets `found_inf` to 0 where there are no gradients; that is the same as None.
+    With `or_zero` the number 0 is None, too: GradScaler sets `found_inf` to it where there are no
+    gradients.
     """
-    if value is None or (isinstance(value, int) and value == 0):
+    if value is None or (or_zero and isinstance(value, int) and value == 0):
         return None
     if isinstance(value, Tensor) and value.numel() == 1:
         return value

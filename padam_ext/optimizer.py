@@ -354,11 +354,7 @@ class FusedPadam(Optimizer):
                 `step`.
             TypeError: something else than parameters; and see `step`.
         """
-        if ControlInputs(None, None, self.max_grad_norm, self.skip_nonfinite).needs_norm:
-            raise RuntimeError(
-                f"max_grad_norm={self.max_grad_norm!r} and skip_nonfinite={self.skip_nonfinite!r} "
-                "need all gradients at once: step_params cannot be used with them"
-            )
+        self._refuse_norm("step_params")
         selection = self._param_index.select(params, self.param_groups)
         # A plan for each parameter would take more memory than its state; only a capture needs one.
         keep_as = id(params[0]) if self.capturable and params else None
@@ -372,6 +368,14 @@ class FusedPadam(Optimizer):
         """
         left = [self.__dict__.pop(name, None) for name in ("grad_scale", "found_inf")]
         return any(value is not None for value in left)
+
+    def _refuse_norm(self, caller: str) -> None:
+        """Raises RuntimeError where the norm of all gradients plays a part."""
+        if ControlInputs(None, None, self.max_grad_norm, self.skip_nonfinite).needs_norm:
+            raise RuntimeError(
+                f"{caller} cannot be used with max_grad_norm={self.max_grad_norm!r} and "
+                f"skip_nonfinite={self.skip_nonfinite!r}: they need all gradients at once"
+            )
 
     def _has_param(self, param: Tensor) -> bool:
         return self._param_index.has(param, self.param_groups)
@@ -394,7 +398,7 @@ class FusedPadam(Optimizer):
         control = ControlInputs(
             # GradScaler sets these only during a step.
             check_scalar_tensor("grad_scale", getattr(self, "grad_scale", None)),
-            check_scalar_tensor("found_inf", getattr(self, "found_inf", None)),
+            check_scalar_tensor("found_inf", getattr(self, "found_inf", None), or_zero=True),
             self.max_grad_norm,
             self.skip_nonfinite,
         )

@@ -227,7 +227,7 @@ def _still_holds(
 ) -> bool:
     """Whether a plan describes this step, too."""
     return (
-        plan.needs[:4] == needs[:4]
+        plan.needs._replace(compare_states=needs.compare_states) == needs
         and plan.slots == slots
         and plan.reading is not None
         and inputs.reading is not None

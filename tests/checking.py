@@ -22,6 +22,16 @@ COUNTING_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 STATE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
+# FusedPadam that computes torch.optim.Adam(lr=0.1, amsgrad=True).
+AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
+
+
+def make_twin_parameters(count=3):
+    """Parameters, and the same for torch's AMSGrad."""
+    values = [torch.linspace(-1, 1, 4 + i) for i in range(count)]
+    return tuple([torch.nn.Parameter(v.clone()) for v in values] for _ in range(2))
+
+
 def by_slot(first, rest):
     """One value for each slot: those given, in SLOTS' order, then another one for all others."""
     return [*first, *[rest] * (len(SLOTS) - len(first))]

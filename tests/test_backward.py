@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from checking import AS_ADAM, make_twin_parameters
 from padam_ext import FusedPadam, backward, native, step_during_backward
 
 pytestmark = pytest.mark.gpu_variants
@@ -102,15 +103,6 @@ def test_schedulers_and_hooks_see_the_step_behind_backward(recwarn):
     assert calls == ["post", "post"]
     assert optimizer.param_groups[0]["lr"] == 0.025
     assert len(recwarn) == 0
-
-
-def make_twin_parameters(count=3):
-    """Parameters, and the same for torch's AMSGrad."""
-    values = [torch.linspace(-1, 1, 4 + i) for i in range(count)]
-    return tuple([torch.nn.Parameter(v.clone()) for v in values] for _ in range(2))
-
-
-AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
 
 
 def test_a_weight_shared_with_any_other_checkpoint_is_stepped_once(backend):

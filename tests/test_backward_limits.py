@@ -10,16 +10,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from checking import AS_ADAM, make_twin_parameters
 from padam_ext import FusedPadam, backward, step_during_backward
 
 pytestmark = pytest.mark.gpu_variants
-AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
-
-
-def make_twin_parameters(count=3):
-    """Parameters, and the same for torch's AMSGrad."""
-    values = [torch.linspace(-1, 1, 4 + i) for i in range(count)]
-    return tuple([torch.nn.Parameter(v.clone()) for v in values] for _ in range(2))
 
 
 def test_a_second_backward_before_the_step_is_an_error(backend):

@@ -363,6 +363,10 @@ def test_what_is_handed_over_must_be_one_element(value, name):
     assert_a_step_refuses(name, value, f"{name} must be a tensor of one element")
 
 
+def test_a_scale_of_zero_is_no_scale():
+    assert_a_step_refuses("grad_scale", 0, "grad_scale must be a tensor of one element")
+
+
 def assert_a_step_refuses(attribute, value, message):
     params = make_params()
     optimizer = FusedPadam(params)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 from padam_ext import FusedPadam
+from test_dtensor import randn
 
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05, "max_grad_norm": 0.7}
 
@@ -38,10 +39,6 @@ def in_one_of_four(rank, folder):
     finally:
         dist.destroy_process_group()
     os._exit(0)  # see test_dtensor.py
-
-
-def randn(shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def compare_with_wholes(places):

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from checking import INTERPRETED, Watched, step_and_check
+from checking import AS_ADAM, INTERPRETED, Watched, step_and_check
 from padam_ext import FusedPadam, IterateSampler, plan, step_during_backward
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
 
 
 def make_twins(backend, size=5, **options):
