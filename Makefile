@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo bench bench-gpu test lint types tests test-all-cases \
-	test-build test-sanitize test-interpret test-compile test-cuda test-clients \
+	test-build test-sanitize test-interpret test-compile test-cuda test-distributed test-clients \
 	test-paper test-gpu test-gpu-sanitize kernel-tables paper clean
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test-compile   the Triton kernel compiled for GPUs, without one"
 	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one"
 	@echo "make kernel-tables  registers and instructions of both, into benchmarks/results/"
+	@echo "make test-distributed  DTensor, FSDP, DDP and ZeRO in two and four processes over gloo"
 	@echo "make test-clients   Accelerate, transformers and Lightning train with it"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
@@ -118,6 +119,10 @@ test-cuda: $(READY)
 kernel-tables: $(READY)
 	$(BIN)/python -m benchmarks.triton_kernels
 	$(BIN)/python -m benchmarks.cuda_kernels
+
+# Each test starts two or four processes, so there is one at a time.
+test-distributed: $(READY)
+	$(BIN)/python -m pytest -p no:xdist -m distributed
 
 # In an environment of their own: what they ask for is large.
 CLIENTS := .venv-clients

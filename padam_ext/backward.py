@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from padam_ext.backends.device_table import current_stream
 from padam_ext.optimizer import FusedPadam
+from padam_ext.plain_shards import living
 
 # Gradients are kept until there are this many bytes; one launch then steps their parameters. Every
 # step has a fixed cost, which a few million elements hide.
@@ -227,9 +227,7 @@ def _refuse_ddp(optimizer: FusedPadam) -> None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     mine = {id(param) for param in _params_of(optimizer)}
-    # By its type only: asking isinstance could wake lazy objects.
-    modules = [it for it in gc.get_objects() if issubclass(type(it), DistributedDataParallel)]
-    for module in modules:
+    for module in living(DistributedDataParallel):
         for name, param in module.module.named_parameters():
             if id(param) in mine and name not in module.parameters_to_ignore:
                 raise RuntimeError(

@@ -23,6 +23,8 @@ from padam_ext.state import ParamState, check_state, fit_state
 
 # Keys of torch.optim's param groups that are not options of a param group here.
 _FOREIGN_OPTIONS = ("capturable", *IGNORED_DEFAULTS)
+# Keys of a param group that tell of this run's processes, not of the model: no file has them.
+OPTIONS_OF_THIS_RUN = ("replicated", "norm_group")
 
 
 def only_makes_states() -> bool:
@@ -58,6 +60,7 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=False):
         present = {key: group[key] for key in optimizer.defaults if key in group}
         merged = {k: v for k, v in (present | saved).items() if k not in _FOREIGN_OPTIONS}
+        merged |= {key: group[key] for key in OPTIONS_OF_THIS_RUN if key in group}
         make_plain(merged, check_lr_sign=False)
         groups.append(merged)
         for key, param in zip(saved["params"], group["params"], strict=False):

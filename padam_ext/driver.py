@@ -23,10 +23,13 @@ class Outcome(NamedTuple):
     Attributes:
         norm: the norm of all gradients, where it was asked for.
         skipped: how many steps were skipped so far, int64 of one element; None if no step could.
+        found_inf: not 0 if GradScaler found an infinity in any process, of one element; None where
+            it does not ask.
     """
 
     norm: Tensor | None
     skipped: Tensor | None
+    found_inf: Tensor | None
 
 
 def make_step(
@@ -45,7 +48,7 @@ def make_step(
         options: of each param group that occurs.
         control_inputs: what unscaling, clipping and skipping depend on.
         skipped: how many steps were skipped before.
-        reduction: over which processes the norm adds up; None for this one alone.
+        reduction: over which processes the norm and infinities add up; None for this one alone.
 
     Raises:
         RuntimeError: a step that cannot be captured, or whatever a kernel
@@ -66,8 +69,11 @@ def make_step(
         if control_inputs.needs_norm:
             dtype_of_norm = norm_dtype(inputs.grads)
             sums = [step.sum_of_squares(b) for step, b in zip(steps, bound, strict=True)]
-            if reduction is not None:
-                sums = [reduction.all_reduce(sums, [step.bucket.copies for step in steps])]
+        if reduction is not None:
+            copies = [step.bucket.copies for step in steps] if sums else []
+            of_all = reduction.all_reduce(sums, copies, control_inputs.found_inf)
+            sums = [of_all.squares] if control_inputs.needs_norm else []
+            control_inputs = control_inputs._replace(found_inf=of_all.found_inf)
         control = StepControl(control_inputs, sums, dtype_of_norm, skipped)
         if not steps:
             control.as_tensors()
@@ -78,4 +84,4 @@ def make_step(
         for step, tensors in zip(steps[done:], bound[done:], strict=True):
             step.cancel(tensors)
         raise
-    return Outcome(control.norm, control.skipped)
+    return Outcome(control.norm, control.skipped, control_inputs.found_inf)

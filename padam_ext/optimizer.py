@@ -19,6 +19,7 @@ from padam_ext.backends.device_table import capturing
 from padam_ext.checks import check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
 from padam_ext.gather import Selection
+from padam_ext.grad_scaler import calling_scaler, check_sees_all, tell_scaler
 from padam_ext.options import (
     OPTIMIZER_DEFAULTS,
     Hyperparameters,
@@ -28,8 +29,9 @@ from padam_ext.options import (
     number,
 )
 from padam_ext.param_index import ParamIndex
+from padam_ext.plain_shards import check_not_sharded
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
-from padam_ext.reduction import reduction_of
+from padam_ext.reduction import NormGroups, Reduction, reduction_of
 from padam_ext.state import fit_state
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -91,6 +93,14 @@ class FusedPadam(Optimizer):
             torch.nn.utils.clip_grad_norm_ does over all parameters, but without writing to them.
             `grad_norm` holds the norm before clipping.
         skip_nonfinite: skip the step, and do not count it, if the norm is infinite or NaN.
+        norm_group: a torch.distributed.ProcessGroup, or several in a list, whose processes hold
+            other parts of the model as plain tensors: FSDP1, ZeRO, tensor or pipeline parallelism
+            by hand. The norm, and what GradScaler finds, then add up over them. Parameters that
+            are the same in all of them go into a param group with `"replicated": True`, or with
+            the indices of the groups in which they are. DTensors need no norm_group.
+        unscale_grads: whether a step under GradScaler unscales gradients itself. With False the
+            scaler does so first, and leaves out steps with an infinity, as for optimizers that are
+            not fused: the host waits for the GPU then.
         capturable: allow steps to be captured into CUDA graphs. Step counters are then kept on
             the GPU. A learning rate or weight decay that is to change between replays must be a
             tensor on the GPU.
@@ -113,9 +123,6 @@ class FusedPadam(Optimizer):
         >>> optimizer.step()
     """
 
-    # GradScaler then leaves unscaling and skipping to `step`.
-    _step_supports_amp_scaling = True
-
     def __init__(
         self,
         params: ParamsT,
@@ -131,6 +138,8 @@ class FusedPadam(Optimizer):
         maximize: bool = False,
         max_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
+        norm_group: Any = None,
+        unscale_grads: bool = True,
         capturable: bool = False,
         backend: str = "auto",
         foreach: bool | None = None,
@@ -143,6 +152,8 @@ class FusedPadam(Optimizer):
         self.backend = backend
         self.max_grad_norm = max_grad_norm
         self.skip_nonfinite = skip_nonfinite
+        self.norm_group = norm_group
+        self.unscale_grads = unscale_grads
         self.capturable = capturable
         self._check_optimizer_options()
         self._start_afresh()
@@ -165,6 +176,7 @@ class FusedPadam(Optimizer):
         self._planner = Planner()
         self._param_index = ParamIndex()
         self._state_was_seen = False
+        self._looked_for_shards = False
         self.grad_norm: Tensor | None = None
         self._skipped: Tensor | None = None
 
@@ -177,6 +189,20 @@ class FusedPadam(Optimizer):
     def backend(self, name: str) -> None:
         choice.check_name(name)
         self._backend = name
+
+    @property
+    def norm_group(self) -> Any:
+        """As given to the constructor. Setting another takes effect at the next step."""
+        return self._norm_groups.value
+
+    @norm_group.setter
+    def norm_group(self, value: Any) -> None:
+        self._norm_groups = NormGroups(value)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler asks for this: whether it leaves unscaling and skipping to `step`."""
+        return self.unscale_grads
 
     @property
     def skipped_steps(self) -> Tensor:
@@ -219,6 +245,7 @@ class FusedPadam(Optimizer):
                 param_group["params"] = list(param_group["params"])
                 _check_unique(param_group["params"])
         super().add_param_group(param_group)
+        self._looked_for_shards = False
         group = self.param_groups[-1]
         try:
             make_plain(group, check_lr_sign=True)
@@ -270,19 +297,21 @@ class FusedPadam(Optimizer):
         state_dict: StateDict = super().state_dict()
         for group in state_dict["param_groups"]:
             make_plain(group, check_lr_sign=False)
+            for name in checkpoint.OPTIONS_OF_THIS_RUN:
+                group.pop(name, None)
         return state_dict
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: what torch.optim keeps, and what OPTIMIZER_DEFAULTS names."""
-        return {
-            **super().__getstate__(),
-            **{name: getattr(self, name) for name in OPTIMIZER_DEFAULTS},
-        }
+        mine = {name: getattr(self, name) for name in OPTIMIZER_DEFAULTS if name != "norm_group"}
+        return {**super().__getstate__(), **mine, "_norm_groups": self._norm_groups}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and load_state_dict; plans are made anew."""
         # This also works where that backend cannot run; the next step then says why.
         self._backend = state.get("backend", self.__dict__.get("_backend", "auto"))
+        self.__dict__.setdefault("unscale_grads", True)  # pickled by 0.1
+        self.__dict__.setdefault("_norm_groups", NormGroups(None))
         super().__setstate__({key: value for key, value in state.items() if key != "backend"})
         self._start_afresh()
         self._state_was_seen = True  # a copy of the optimizer may share it
@@ -395,18 +424,13 @@ class FusedPadam(Optimizer):
             )
             for index, _ in selection
         }
-        control = ControlInputs(
-            # GradScaler sets these only during a step.
-            check_scalar_tensor("grad_scale", getattr(self, "grad_scale", None)),
-            check_scalar_tensor("found_inf", getattr(self, "found_inf", None), or_zero=True),
-            self.max_grad_norm,
-            self.skip_nonfinite,
-        )
-        reduction = None
-        if control.needs_norm:
-            reduction = reduction_of(p for group in self.param_groups for p in group["params"])
+        control, reduction = self._control_inputs()
         needs = Needs(
-            self.backend, control.may_skip, self.capturable, reduction, self._state_was_seen
+            self.backend,
+            control.may_skip,
+            self.capturable,
+            reduction if control.needs_norm else None,
+            self._state_was_seen,
         )
         inputs = self._planner.gather(selection, self.__dict__["state"])
         steps = self._planner.plan(
@@ -416,6 +440,33 @@ class FusedPadam(Optimizer):
         if control.needs_norm:
             self.grad_norm = outcome.norm
         self._skipped = outcome.skipped
+        if reduction is not None and outcome.found_inf is not None:
+            scaler = calling_scaler(self)
+            if scaler is not None:
+                tell_scaler(scaler, self, outcome.found_inf)
+
+    def _control_inputs(self) -> tuple[ControlInputs, Reduction | None]:
+        """What a step is to do with all gradients, and over which processes it asks."""
+        # GradScaler sets these only during a step, `found_inf` in every one.
+        grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        control = ControlInputs(
+            check_scalar_tensor("grad_scale", grad_scale),
+            check_scalar_tensor("found_inf", found_inf, or_zero=True),
+            self.max_grad_norm,
+            self.skip_nonfinite,
+        )
+        if self._norm_groups.groups and not self.unscale_grads:
+            check_sees_all(calling_scaler(self))
+        if not control.needs_norm and found_inf is None:
+            return control, None
+        if not self._looked_for_shards and self.norm_group is None:
+            check_not_sharded(self)
+            self._looked_for_shards = True
+        reduction = reduction_of(self.param_groups, self._norm_groups)
+        if reduction is not None and found_inf is not None and control.found_inf is None:
+            # This process has no gradients, others may.
+            control = control._replace(found_inf=torch.zeros((), device=reduction.device))
+        return control, reduction
 
     def _check_has_no_optimizer_options(self, param_group: dict[str, Any]) -> None:
         for name in OPTIMIZER_DEFAULTS.keys() & param_group.keys():
@@ -430,8 +481,8 @@ class FusedPadam(Optimizer):
     def _check_optimizer_options(self) -> None:
         if self.max_grad_norm is not None:
             number("max_grad_norm", self.max_grad_norm, most=math.inf)
-        flag("skip_nonfinite", self.skip_nonfinite)
-        flag("capturable", self.capturable)
+        for name in ("skip_nonfinite", "unscale_grads", "capturable"):
+            flag(name, getattr(self, name))
 
 
 def _check_unique(params: Iterable[Any]) -> None:

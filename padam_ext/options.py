@@ -110,6 +110,8 @@ DEFAULTS = {option.name: option.default for option in OPTIONS}
 OPTIMIZER_DEFAULTS = {
     "max_grad_norm": None,
     "skip_nonfinite": False,
+    "norm_group": None,
+    "unscale_grads": True,
     "capturable": False,
     "backend": "auto",
 }

@@ -41,7 +41,7 @@ class Needs(NamedTuple):
         backend: name of the backend, as the user gave it.
         count_on_device: a device may decide whether to skip the step.
         capturable: the step may go into a CUDA graph.
-        reduction: over which processes the norm adds up, where there is one.
+        reduction: over which processes the norm adds up, where there are others.
         compare_states: somebody may have replaced states.
     """
 
@@ -128,7 +128,10 @@ class Planner:
         steps, have_moved = [], False
         copies = None
         if needs.reduction is not None:
-            copies = [needs.reduction.copies(param) for param in inputs.params]
+            copies = [
+                needs.reduction.copies(param, group)
+                for param, group in zip(inputs.params, groups, strict=True)
+            ]
         for bucket in make_buckets(records, groups, copies):
             step, moved = _make_step(bucket, inputs, chosen[bucket.device], needs)
             steps.append(step)

@@ -3,78 +3,205 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from padam_ext.checks import ParamGroups
 from padam_ext.layout import dtensor_type, placement
+
+
+class NormGroups:
+    """The user's `norm_group`, checked: groups of processes that hold different plain tensors.
+
+    Copies of an optimizer share it, since groups of processes cannot be copied.
+    """
+
+    def __init__(self, value: Any) -> None:
+        """Raises TypeError or ValueError where these are no groups with this process."""
+        self.value = value
+        self.groups: tuple[Any, ...] = ()
+        if value is None:
+            return
+        self.groups = tuple(value) if isinstance(value, list | tuple) else (value,)
+        for group in self.groups:
+            if not isinstance(group, dist.ProcessGroup):
+                raise TypeError(
+                    "norm_group must be a ProcessGroup with this process, a list of them, or None, "
+                    f"got {value!r}"
+                )
+        _check_independent(self.groups, "norm_group has groups that")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NormGroups:
+        """Itself."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """For pickle, which must not lose the groups without a word."""
+        if not self.groups:
+            return NormGroups, (self.value,)
+        raise TypeError(
+            "an optimizer with norm_group cannot be pickled: save its state_dict(), or set its "
+            "attribute norm_group to None before and again after"
+        )
+
+
+def _check_independent(groups: Sequence[Any], which: str) -> None:
+    """Raises ValueError if two groups share another process: it would count twice."""
+    seen: set[int] = {dist.get_rank()} if groups else set()
+    for group in groups:
+        ranks = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+        if shared := seen & ranks:
+            raise ValueError(
+                f"{which} share the processes {sorted(shared)}: the norm would count them twice. "
+                "Each group must be for another way of splitting the model, as tensor and pipeline "
+                "parallelism are; DTensors add up over their meshes without norm_group"
+            )
+        seen |= ranks
+
+
+class Sums(NamedTuple):
+    """What all processes know after a reduction, the same in each.
+
+    Attributes:
+        squares: the sum of squares, float64 [1].
+        found_inf: not 0 if GradScaler found an infinity in any process, float64 of no dimensions;
+            None where it does not ask.
+    """
+
+    squares: Tensor
+    found_inf: Tensor | None
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One sum over a group of processes.
+    """Sums over groups of processes, one after the other.
 
     Attributes:
-        group: the processes, all of which make each step.
-        device: where its collectives take tensors.
+        mesh_group: the processes of all DTensors; None without DTensors.
+        norm_groups: the user's, over which plain tensors and whole meshes differ.
+        replicated: by param group, the indices of norm groups whose processes hold the same.
+        device: where the groups' collectives take tensors.
     """
 
-    group: Any  # dist.ProcessGroup, which not every build of torch has
+    mesh_group: Any  # dist.ProcessGroup, which not every build of torch has
+    norm_groups: tuple[Any, ...]
+    replicated: tuple[tuple[int, ...], ...]
     device: torch.device
 
-    def copies(self, param: Tensor) -> int:
+    def copies(self, param: Tensor, group_index: int) -> int:
         """How many processes hold the same part of a parameter, and of its gradient.
 
-        A plain tensor counts as the same in all of them.
+        A plain tensor counts as the same in all processes of the DTensors.
         """
-        where = placement(param)
-        if where is None:
-            return self._size
-        mesh, placements = where
-        shards = [int(mesh.size(i)) for i, how in enumerate(placements) if not how.is_replicate()]
-        return self._size // math.prod(shards)
+        copies = 1
+        if self.mesh_group is not None:
+            copies = int(self.mesh_group.size())
+            if (where := placement(param)) is not None:
+                mesh, placements = where
+                shards = (
+                    mesh.size(i) for i, how in enumerate(placements) if not how.is_replicate()
+                )
+                copies //= math.prod(map(int, shards))
+        for index in self.replicated[group_index]:
+            copies *= int(self.norm_groups[index].size())
+        return copies
 
-    @property
-    def _size(self) -> int:
-        return int(self.group.size())
-
-    def all_reduce(self, sums_of_squares: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-        """The sum of squares over all processes, float64 [1], the same in each. One collective.
+    def all_reduce(
+        self,
+        sums_of_squares: Sequence[Tensor],
+        copies: Sequence[int],
+        found_inf: Tensor | None,
+    ) -> Sums:
+        """Adds up over all processes, with one collective to a group.
 
         Args:
             sums_of_squares: of each bucket, float64 [its own number] on its own device.
             copies: of each bucket's parameters.
+            found_inf: as GradScaler found in this process.
         """
-        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for sums, share in zip(sums_of_squares, copies, strict=True):
-            total += (sums.sum() / share).to(self.device)
-        dist.all_reduce(total, group=self.group)
-        return total
+            total[0] += (sums.sum() / share).to(self.device)
+        if found_inf is not None:
+            total[1] = found_inf.reshape(()).to(self.device)
+        groups = [] if self.mesh_group is None else [self.mesh_group]
+        for group in (*groups, *self.norm_groups):
+            dist.all_reduce(total, group=group)
+        return Sums(total[:1], None if found_inf is None else total[1])
 
 
-def reduction_of(params: Iterable[Tensor]) -> Reduction | None:
-    """Over all processes that hold a part of the parameters; None where there are no DTensors.
+def reduction_of(param_groups: ParamGroups, norm_groups: NormGroups) -> Reduction | None:
+    """Over all processes that hold a part of the parameters; None where that is this one alone.
 
     Depends on the parameters and not on which of them have gradients, so that every process takes
     part in every sum.
 
     Raises:
         RuntimeError: DTensors on meshes that no group of processes covers.
+        ValueError: a norm group with processes of these meshes; or see `_replicated`.
     """
+    meshes = _meshes_of(param_groups)
+    groups = norm_groups.groups
+    if not meshes and not groups:
+        return None
+    mesh_group = None
+    if meshes:
+        mesh_group = _group_of(meshes)
+        device = torch.device(next(iter(meshes)).device_type)
+        if groups:
+            _check_independent((mesh_group, *groups), "norm_group and the meshes of DTensors")
+    else:
+        device = _device_for(groups[0], param_groups)
+    replicated = tuple(_replicated(group, len(groups)) for group in param_groups)
+    return Reduction(mesh_group, groups, replicated, device)
+
+
+def _meshes_of(param_groups: ParamGroups) -> set[Any]:
     dtensor = dtensor_type()
     if dtensor is None:
-        return None
-    sharded: list[Any] = [param for param in params if issubclass(type(param), dtensor)]
+        return set()
     # By their ids first: there are few, and asking a mesh for its hash takes a while.
-    by_id = {id(mesh): mesh for mesh in [param.device_mesh for param in sharded]}
-    if not by_id:
-        return None
-    meshes = set(by_id.values())
-    return Reduction(_group_of(meshes), torch.device(next(iter(meshes)).device_type))
+    by_id = {}
+    for group in param_groups:
+        for param in group["params"]:
+            if issubclass(type(param), dtensor):
+                mesh = param.device_mesh
+                by_id[id(mesh)] = mesh
+    return set(by_id.values())
+
+
+def _device_for(group: Any, param_groups: ParamGroups) -> torch.device:
+    """A device whose tensors a group's collectives take, the parameters' if that is possible."""
+    types = [device.type for device in group._device_types]
+    for param_group in param_groups:
+        for param in param_group["params"]:
+            if param.device.type in types:
+                device: torch.device = param.device
+                return device
+    return torch.device(types[0])
+
+
+def _replicated(param_group: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    """The norm groups whose processes hold the same parameters of a param group.
+
+    Raises:
+        ValueError: `replicated` is neither a bool nor indices of norm groups.
+    """
+    value = param_group.get("replicated", False)
+    if value is True or value is False:
+        return tuple(range(count)) if value else ()
+    is_indices = isinstance(value, list | tuple) and len(set(value)) == len(value)
+    if not is_indices or not all(type(i) is int and 0 <= i < count for i in value):
+        raise ValueError(
+            f"replicated in a param group must be True, False or a list of indices of the {count} "
+            f"groups in norm_group, got {value!r}"
+        )
+    return tuple(value)
 
 
 def _group_of(meshes: set[Any]) -> Any:
@@ -84,8 +211,8 @@ def _group_of(meshes: set[Any]) -> Any:
     roots = {mesh._get_root_mesh() for mesh in meshes}
     if len(roots) > 1:
         raise RuntimeError(
-            f"max_grad_norm and skip_nonfinite cannot add up over the unrelated meshes {roots}: "
-            "take them all from one device mesh"
+            f"max_grad_norm, skip_nonfinite and GradScaler cannot add up over the unrelated meshes "
+            f"{roots}: take them all from one device mesh"
         )
     [root] = roots
     if len(meshes) == 1:

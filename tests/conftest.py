@@ -22,7 +22,16 @@ if INTERPRETED:
 
 
 # Of these markers, each is written in the files that it selects.
-MARKERS_OF_FILES = ("build", "clients", "compile", "gpu", "nvcc", "paper", "sanitize")
+MARKERS_OF_FILES = (
+    "build",
+    "clients",
+    "compile",
+    "distributed",
+    "gpu",
+    "nvcc",
+    "paper",
+    "sanitize",
+)
 
 
 def pytest_ignore_collect(collection_path, config):

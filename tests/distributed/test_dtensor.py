@@ -1,12 +1,12 @@
 """Parameters that are sharded over processes: DTensor, as FSDP2 makes them. Two gloo processes."""
 
-import os
 import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from launch import in_processes
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
@@ -22,34 +22,26 @@ from checking import assert_same
 from padam_ext import FusedPadam, plan, step_during_backward
 from padam_ext.gather import NativeGatherer, PythonGatherer
 
+pytestmark = pytest.mark.distributed
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05}
 # Shapes and how they lie on two processes; the second has no part of the third.
 SHARDED = [((5, 3), Shard(0)), ((4, 6), Shard(1)), ((1, 7), Shard(0)), ((2, 3), Replicate())]
 
 
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_in_two_processes(backend, tmp_path):
-    torch.multiprocessing.spawn(in_one_of_two, (backend, str(tmp_path)), nprocs=2)
+    in_processes(2, in_one_of_two, backend, str(tmp_path))
 
 
 def in_one_of_two(rank, backend, folder):
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    try:
-        mesh = init_device_mesh("cpu", (2,))
-        each_process_steps_its_shard(mesh, backend)
-        gradients_placed_otherwise_are_redistributed(mesh, backend)
-        what_lies_elsewhere_is_refused(mesh, backend)
-        fully_sharded_training_and_its_checkpoint(mesh, backend, folder)
-        fully_sharded_stepping_during_backward(mesh, backend, rank)
-        the_norm_is_that_of_all_processes(mesh, backend)
-        processes_may_lack_gradients(mesh, backend, rank)
-    finally:
-        dist.destroy_process_group()
-    # All was checked. While an interpreter ends, threads of gloo may ask it for something yet, and
-    # then the process aborts (PyTorch's issue 190489): it ends without that.
-    os._exit(0)
+    mesh = init_device_mesh("cpu", (2,))
+    each_process_steps_its_shard(mesh, backend)
+    gradients_placed_otherwise_are_redistributed(mesh, backend)
+    what_lies_elsewhere_is_refused(mesh, backend)
+    fully_sharded_training_and_its_checkpoint(mesh, backend, folder)
+    fully_sharded_stepping_during_backward(mesh, backend, rank)
+    the_norm_is_that_of_all_processes(mesh, backend)
+    processes_may_lack_gradients(mesh, backend, rank)
 
 
 def randn(shape, seed):

@@ -1,44 +1,35 @@
 """One norm over several device meshes at once, in four gloo processes."""
 
-import os
-
 import pytest
 import torch
-import torch.distributed as dist
+from launch import in_processes
+from test_dtensor import randn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 from padam_ext import FusedPadam
-from test_dtensor import randn
 
+pytestmark = pytest.mark.distributed
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05, "max_grad_norm": 0.7}
 
 
-@pytest.mark.slow
-def test_in_four_processes(tmp_path):
-    torch.multiprocessing.spawn(in_one_of_four, (str(tmp_path),), nprocs=4)
+def test_in_four_processes():
+    in_processes(4, in_one_of_four)
 
 
-def in_one_of_four(rank, folder):
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 4)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
-    try:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        both = [
-            (mesh, (Shard(0), Shard(1))),
-            (mesh, (Replicate(), Shard(0))),  # as hybrid sharding has it
-            (mesh, (Shard(0), Replicate())),
-            (mesh, (Replicate(), Replicate())),
-        ]
-        by_dp = [(mesh["dp"], (Shard(0),)), (mesh["dp"], (Replicate(),))]
-        by_tp = [(mesh["tp"], (Shard(1),)), (mesh["tp"], (Replicate(),))]
-        for places in (both, by_dp, by_tp, [*by_dp, *by_tp], [*both, *by_dp, *by_tp, None]):
-            compare_with_wholes(places)
-        half = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("pp", "dp", "one"))
-        compare_with_wholes([(half["dp", "one"], (Shard(0), Replicate()))])
-    finally:
-        dist.destroy_process_group()
-    os._exit(0)  # see test_dtensor.py
+def in_one_of_four(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    both = [
+        (mesh, (Shard(0), Shard(1))),
+        (mesh, (Replicate(), Shard(0))),  # as hybrid sharding has it
+        (mesh, (Shard(0), Replicate())),
+        (mesh, (Replicate(), Replicate())),
+    ]
+    by_dp = [(mesh["dp"], (Shard(0),)), (mesh["dp"], (Replicate(),))]
+    by_tp = [(mesh["tp"], (Shard(1),)), (mesh["tp"], (Replicate(),))]
+    for places in (both, by_dp, by_tp, [*by_dp, *by_tp], [*both, *by_dp, *by_tp, None]):
+        compare_with_wholes(places)
+    half = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("pp", "dp", "one"))
+    compare_with_wholes([(half["dp", "one"], (Shard(0), Replicate()))])
 
 
 def compare_with_wholes(places):
