@@ -3,6 +3,7 @@
 `make test-distributed` prints the table.
 """
 
+import copy
 import math
 
 import pytest
@@ -130,6 +131,11 @@ def grad_scaler(make, name):
             with pytest.raises(RuntimeError, match="ShardedGradScaler"):
                 scaler.step(scenario.optimizer)
             continue
+        if name == "TensorParallel":
+            scenario.backward(values(1), scaler)
+            with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+                scaler.step(scenario.optimizer)
+            return "torch's error for DTensors beside plain tensors"
         for seed, value in ((1, 1.0), (2, math.inf), (3, 1.0)):
             scenario.backward(with_one(value, seed), scaler)
             scaler.step(scenario.optimizer)
@@ -151,10 +157,12 @@ def checkpoint(make, name):
         second.model.load_state_dict(first.model.state_dict())
         second.optimizer.load_state_dict(first.optimizer.state_dict())
     elif name == "ZeRO":
-        for rank in range(dist.get_world_size()):
-            first.optimizer.consolidate_state_dict(rank)
+        first.optimizer.consolidate_state_dict(0)
+        collected = [first.optimizer.state_dict() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(collected)
         second.model.load_state_dict(first.model.state_dict())
-        second.optimizer.load_state_dict(first.optimizer.state_dict())
+        # ZeroRedundancyOptimizer takes the tensors themselves.
+        second.optimizer.load_state_dict(copy.deepcopy(collected[0]))
     else:
         model, optimizer = get_state_dict(first.model, first.optimizer)
         set_state_dict(
