@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ from padam_ext.plain_shards import living
 BATCH_BYTES = 32 * 2**20
 
 
-def step_during_backward(optimizer: FusedPadam) -> ExitStack:
+def step_during_backward(
+    optimizer: FusedPadam, ddp: DistributedDataParallel | None = None
+) -> ExitStack:
     """Steps parameters during `loss.backward()`, soon after their gradients are complete.
 
     Whenever 32 MiB of gradients are complete, their parameters are stepped by one launch and the
@@ -32,28 +36,34 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
     since.
 
     Anything that needs all gradients at once does not work: accumulation over several backward
-    passes, clipping by the global norm, GradScaler, and DistributedDataParallel, which averages
-    gradients later. Nor does a weight used both inside and outside of
-    `torch.utils.checkpoint(use_reentrant=True)`, whose gradient comes in parts. Use a weight
+    passes, clipping by the global norm, GradScaler. Nor does a weight used both inside and outside
+    of `torch.utils.checkpoint(use_reentrant=True)`, whose gradient comes in parts. Use a weight
     itself, not `weight.detach()`, in whatever `checkpoint` computes again, which may be after its
     step.
+
+    DistributedDataParallel averages gradients later. Pass the module as `ddp`: a communication hook
+    then steps the parameters of each bucket once it is averaged, while backward goes on. Gradients
+    may be accumulated under its `no_sync()`. All processes stay bitwise the same.
 
     If backward fails, parameters that were stepped by then keep their step. Go on with
     `optimizer.step()` to use the gradients that are left, or with `zero_grad()` to drop them.
 
     Args:
         optimizer: whose parameters to step.
+        ddp: the DistributedDataParallel module that has its parameters, or some of them.
 
     Returns:
         A context manager. Its `close()`, or the end of a `with` statement, removes the hooks. So
-        does the end of the optimizer, which it keeps alive.
+        does the end of the optimizer, which it keeps alive. The communication hook stays, and only
+        averages then.
 
     Raises:
-        TypeError: it is no FusedPadam.
+        TypeError: it is no FusedPadam, or `ddp` no DistributedDataParallel.
+        ValueError: `ddp` has find_unused_parameters=True.
         RuntimeError: `max_grad_norm` or `skip_nonfinite` is set, or another optimizer steps a
             parameter during backward. Raised in backward, if a parameter gets a second gradient
-            before `optimizer.step()` or belongs to DistributedDataParallel. Raised in
-            `optimizer.step()`, if GradScaler called it, or a parameter has a gradient again.
+            before `optimizer.step()` or belongs to another DistributedDataParallel module. Raised
+            in `optimizer.step()`, if GradScaler called it, or a parameter has a gradient again.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -67,7 +77,7 @@ def step_during_backward(optimizer: FusedPadam) -> ExitStack:
     if not isinstance(optimizer, FusedPadam):
         raise TypeError(f"step_during_backward needs a FusedPadam, got {optimizer!r}")
     optimizer._refuse_norm("step_during_backward")
-    stepper = _Stepper(optimizer)
+    stepper = _Stepper(optimizer, ddp)
     hooks = ExitStack()
     # It takes the optimizer only to keep it alive as long as whoever can close the hooks.
     hooks.callback(stepper.close, optimizer)
@@ -90,7 +100,18 @@ class _Batch:
 class _Stepper:
     """The hooks of one optimizer's parameters. They do not keep the optimizer alive."""
 
-    def __init__(self, optimizer: FusedPadam) -> None:
+    def __init__(self, optimizer: FusedPadam, ddp: DistributedDataParallel | None) -> None:
+        self._bucket_hook = self._ddp = None
+        self._of_ddp: set[int] = set()  # parameters whose gradients come in its buckets
+        self._averaged: list[Tensor] = []  # those stepped in this backward
+        self._steps_one_at_a_time = Lock()
+        if ddp is not None:
+            from padam_ext.ddp import bucket_hook_of  # not every build of torch has it
+
+            self._bucket_hook = bucket_hook_of(ddp)
+            self._bucket_hook.target = self
+            self._ddp = weakref.ref(ddp)
+            self._of_ddp = {id(param) for param in ddp.module.parameters()}
         self._optimizer = weakref.ref(optimizer, self.close)
         self._hooks: dict[int, Any] = {}  # by the parameter's id
         # Of parameters that got a gradient since the last step: the backward that made it.
@@ -111,6 +132,8 @@ class _Stepper:
 
     def close(self, *_: Any) -> None:
         """Removes all hooks."""
+        if self._bucket_hook is not None:
+            self._bucket_hook.target = None
         for hook in (*self._hooks.values(), *self._step_hooks):
             hook.remove()
         self._hooks.clear()
@@ -119,6 +142,8 @@ class _Stepper:
         for param in _params_of(optimizer):
             # A lazy one, without a shape yet, takes no hooks.
             if id(param) in self._hooks or not param.requires_grad or is_lazy(param):
+                continue
+            if id(param) in self._of_ddp:
                 continue
             for hook in (param._post_accumulate_grad_hooks or {}).values():
                 other = getattr(hook, "__self__", None)
@@ -157,8 +182,18 @@ class _Stepper:
         if optimizer is None or not optimizer._has_param(param):
             return
         if not self._looked_for_ddp:
-            _refuse_ddp(optimizer)
+            _refuse_ddp(optimizer, None if self._ddp is None else self._ddp())
             self._looked_for_ddp = True
+        self._note(param)
+        stream = current_stream(param.device)
+        batch = self._waiting.setdefault(stream, _Batch())
+        batch.add(param)
+        if batch.num_bytes >= BATCH_BYTES:
+            del self._waiting[stream]
+            self._step(batch.params)
+
+    def _note(self, param: Tensor) -> None:
+        """Notes that a backward has made a gradient, and sees to the end of that backward."""
         if id(param) in self._backward_of:
             raise RuntimeError(
                 f"a parameter of shape {tuple(param.shape)} got a second gradient before "
@@ -175,29 +210,49 @@ class _Stepper:
             # As in DistributedDataParallel, it runs after the last gradient, on the caller's
             # streams, which wait for those of backward.
             Variable._execution_engine.queue_callback(_End(self, this_backward))
-        stream = current_stream(param.device)
-        batch = self._waiting.setdefault(stream, _Batch())
-        batch.add(param)
-        if batch.num_bytes >= BATCH_BYTES:
-            del self._waiting[stream]
-            self._step(batch.params)
+
+    def begin_bucket(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """See ddp.py."""
+        optimizer = self._optimizer()
+        mine = [] if optimizer is None else [p for p in params if optimizer._has_param(p)]
+        for param in mine:
+            self._note(param)
+        return mine
+
+    def step_bucket(self, params: list[Tensor]) -> None:
+        """See ddp.py."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            with self._steps_one_at_a_time:
+                optimizer.step_params(params)
+                self._averaged += params
 
     def end(self, backward: int) -> None:
         """Steps what is left, after a backward."""
         self._running.discard(backward)
         waiting, self._waiting = self._waiting, {}
         self._step([param for batch in waiting.values() for param in batch.params])
+        if self._ddp is not None:
+            # Once more at the end of the queue: after DistributedDataParallel, which waits for its
+            # buckets there, and puts gradients back.
+            Variable._execution_engine.queue_callback(self._free_averaged)
+
+    def _free_averaged(self) -> None:
+        _free_gradients(self._averaged)
+        self._averaged.clear()
 
     def fail(self, backward: int) -> None:
         """Leaves gradients to `optimizer.step()`, and expects others from the next backward."""
         self._running.discard(backward)
         self._waiting.clear()
+        self._free_averaged()
         self._backward_of = {p: b for p, b in self._backward_of.items() if b != backward}
 
     def _step(self, params: list[Tensor]) -> None:
         optimizer = self._optimizer()
         if optimizer is not None:
-            optimizer.step_params(params)
+            with self._steps_one_at_a_time:
+                optimizer.step_params(params)
             _free_gradients(params)
 
 
@@ -218,8 +273,8 @@ class _End:
             self._stepper.fail(self._backward)
 
 
-def _refuse_ddp(optimizer: FusedPadam) -> None:
-    """Raises RuntimeError if DistributedDataParallel has one of the parameters.
+def _refuse_ddp(optimizer: FusedPadam, known: DistributedDataParallel | None) -> None:
+    """Raises RuntimeError if another DistributedDataParallel module has one of the parameters.
 
     It averages gradients after they would have been used, and then puts them into `.grad` again,
     also where there is but one process. Nothing at a parameter tells that it has it.
@@ -228,12 +283,15 @@ def _refuse_ddp(optimizer: FusedPadam) -> None:
         return
     mine = {id(param) for param in _params_of(optimizer)}
     for module in living(DistributedDataParallel):
+        if module is known:
+            continue
         for name, param in module.module.named_parameters():
             if id(param) in mine and name not in module.parameters_to_ignore:
                 raise RuntimeError(
-                    f"step_during_backward cannot be used with DistributedDataParallel, which has "
+                    "step_during_backward does not know of the DistributedDataParallel, which has "
                     f"parameter {name!r}: it averages gradients after they would have been used, "
-                    "so processes would part ways. Call optimizer.step() after backward instead"
+                    "so processes would part ways. Pass it: step_during_backward(optimizer, "
+                    "ddp=model)"
                 )
 
 

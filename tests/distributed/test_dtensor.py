@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from launch import in_processes
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
@@ -19,6 +18,7 @@ from torch.distributed.tensor import (
 )  # fmt: skip
 
 from checking import assert_same
+from launch import in_processes
 from padam_ext import FusedPadam, plan, step_during_backward
 from padam_ext.gather import NativeGatherer, PythonGatherer
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from launch import in_processes
-from test_dtensor import randn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
+from launch import in_processes
 from padam_ext import FusedPadam
+from test_dtensor import randn
 
 pytestmark = pytest.mark.distributed
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05, "max_grad_norm": 0.7}

@@ -5,6 +5,7 @@
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ OPTIONS = {"lr": 0.05, "weight_decay": 0.1, "partial": 0.3}
 def test_scenario(name, capfd):
     in_processes(SCENARIOS[name].processes, check_scenario, name)
     with capfd.disabled():
-        print("\n" + capfd.readouterr().out.strip())
+        sys.stdout.write(f"\n{capfd.readouterr().out.strip()}\n")
 
 
 def check_scenario(rank, name):
@@ -32,7 +33,7 @@ def check_scenario(rank, name):
         for check in (numbers, max_grad_norm, skip_nonfinite, grad_scaler, checkpoint):
             row.append(f"{check.__name__} {check(SCENARIOS[name], name)}")
     if rank == 0:
-        print(" | ".join(row))
+        sys.stdout.write(" | ".join(row))
 
 
 class InOneProcess:
