@@ -165,7 +165,8 @@ PYBIND11_MODULE(_native, module) {
       .def("same", &padam::Reading::same, py::arg("other"))
       .def("pieces", &padam::Reading::pieces);
   py::class_<padam::Gatherer>(module, "Gatherer")
-      .def(py::init<const py::object&>(), py::arg("tensor_class"))
+      .def(py::init<const py::object&, const py::object&, py::object>(), py::arg("tensor_class"),
+           py::arg("parameter_class"), py::arg("unwrap"))
       .def("gather", &padam::Gatherer::gather, py::arg("selection"), py::arg("dtensor"))
       .def("read_states", &padam::Gatherer::read_states, py::arg("states"), py::arg("params"),
            py::arg("keys"), py::arg("dtensor"));

@@ -79,8 +79,12 @@ py::list Reading::pieces() const {
   return pieces;
 }
 
-Gatherer::Gatherer(const py::object& tensor_class)
-    : is_neg_(tensor_class.attr("is_neg")),
+Gatherer::Gatherer(const py::object& tensor_class, const py::object& parameter_class,
+                   py::object unwrap)
+    : tensor_class_(tensor_class),
+      parameter_class_(parameter_class),
+      unwrap_(std::move(unwrap)),
+      is_neg_(tensor_class.attr("is_neg")),
       is_conj_(tensor_class.attr("is_conj")),
       grad_(py::str("grad")),
       local_tensor_(py::str("_local_tensor")),
@@ -100,18 +104,28 @@ bool Gatherer::is_dtensor(PyObject* tensor, const py::object& dtensor) const {
          PyObject_TypeCheck(tensor, reinterpret_cast<PyTypeObject*>(dtensor.ptr())) != 0;
 }
 
-py::object Gatherer::local(PyObject* tensor, const py::object& dtensor) const {
-  if (!is_dtensor(tensor, dtensor)) return py::reinterpret_borrow<py::object>(tensor);
-  return checked(PyObject_GetAttr(tensor, local_tensor_.ptr()));
+py::object Gatherer::unwrapped(py::object tensor) const {
+  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
+  if (type == tensor_class_.ptr() || type == parameter_class_.ptr()) return tensor;
+  return unwrap_(tensor);
 }
 
-std::pair<std::int64_t, const void*> Gatherer::read(PyObject* tensor, const py::object& dtensor,
-                                                    Reading& reading) const {
+std::int64_t Gatherer::read(PyObject* tensor, const py::object& dtensor, Reading& reading,
+                            Seen& seen) const {
+  seen.places[0] = tensor;
+  py::object shard = py::reinterpret_borrow<py::object>(tensor);
   if (is_dtensor(tensor, dtensor)) {
-    // Mesh and placements, in a hash that torch keeps.
-    reading.add(py::hash(checked(PyObject_GetAttr(tensor, spec_.ptr()))));
+    const py::object spec = checked(PyObject_GetAttr(tensor, spec_.ptr()));
+    // Mesh and placements, in a hash; asking for it calls Python.
+    if (spec.ptr() != seen.spec.ptr()) {
+      seen.spec_hash = py::hash(spec);
+      seen.spec = spec;
+    }
+    reading.add(seen.spec_hash);
+    shard = checked(PyObject_GetAttr(tensor, local_tensor_.ptr()));
+    seen.places[1] = shard.ptr();
   }
-  const py::object keep = local(tensor, dtensor);
+  const py::object keep = unwrapped(std::move(shard));
   DLTensor read;
   if (api_->dltensor_from_py_object_no_sync(keep.ptr(), &read) != 0) {
     throw py::error_already_set();
@@ -123,7 +137,8 @@ std::pair<std::int64_t, const void*> Gatherer::read(PyObject* tensor, const py::
               (read.dtype.bits << 2) | (is_neg ? 2 : 0) | (is_conj ? 1 : 0));
   reading.add(read.shape, read.ndim);
   reading.add(read.strides, read.ndim);
-  return {as_word(read.data) + static_cast<std::int64_t>(read.byte_offset), read.shape};
+  seen.places[2] = read.shape;  // inside of the tensor's own memory
+  return as_word(read.data) + static_cast<std::int64_t>(read.byte_offset);
 }
 
 py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor) {
@@ -133,38 +148,35 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
   std::vector<std::int64_t> grad_addresses;
   Reading reading;
   // Taken out and put back: while torch is asked, another thread may make a pass.
-  std::vector<Hint> hints = std::exchange(hints_, {});
-  reading.expect(num_words_, hints.size());
-  group_indices.reserve(hints.size());
-  grad_addresses.reserve(hints.size());
+  std::vector<std::array<Seen, 2>> seen = std::exchange(seen_, {});
+  reading.expect(num_words_, seen.size());
+  group_indices.reserve(seen.size());
+  grad_addresses.reserve(seen.size());
   std::size_t count = 0;
   for (const py::handle part : selection) {
     const auto [group_index, members] = py::cast<std::pair<std::int64_t, py::list>>(part);
     for (const py::handle param : members) {
-      if (count + kPrefetchAhead < hints.size()) {
-        for (const void* place : hints[count + kPrefetchAhead].places) prefetch(place);
+      if (count + kPrefetchAhead < seen.size()) {
+        for (const Seen& ahead : seen[count + kPrefetchAhead]) {
+          for (const void* place : ahead.places) prefetch(place);
+        }
       }
       const py::object grad = checked(PyObject_GetAttr(param.ptr(), grad_.ptr()));
       if (grad.is_none()) continue;
       params.append(param);
       grads.append(grad);
       group_indices.push_back(group_index);
-      if (count == hints.size()) hints.emplace_back();
-      Hint& hint = hints[count++];
-      hint = {{param.ptr(), nullptr, grad.ptr(), nullptr}};
+      if (count == seen.size()) seen.emplace_back();
+      auto& [param_seen, grad_seen] = seen[count++];
       std::int64_t grad_address = 0;
       bool readable = true;
       try {
         reading.add(as_word(param.ptr()));
         reading.add(group_index);
-        const auto [address, param_place] = read(param.ptr(), dtensor, reading);
-        reading.add(address);
-        const auto [its_address, grad_place] = read(grad.ptr(), dtensor, reading);
-        grad_address = its_address;
+        reading.add(read(param.ptr(), dtensor, reading, param_seen));
+        grad_address = read(grad.ptr(), dtensor, reading, grad_seen);
         // Empty, or without memory that a kernel could reach.
         reading.add(grad_address == 0);
-        hint.places[1] = param_place;
-        hint.places[3] = grad_place;
       } catch (const py::error_already_set&) {
         readable = false;  // a sparse gradient, say; the checks later say what is wrong
       }
@@ -172,8 +184,8 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
       grad_addresses.push_back(grad_address);
     }
   }
-  hints.resize(count);
-  hints_ = std::move(hints);
+  seen.resize(count);
+  seen_ = std::move(seen);
   num_words_ = reading.num_words();
   return py::make_tuple(params, grads, as_bytes(group_indices.data(), group_indices.size()),
                         std::move(reading), as_bytes(grad_addresses.data(), grad_addresses.size()));
@@ -194,8 +206,8 @@ Reading Gatherer::read_states(const py::object& states, const py::list& params,
         continue;
       }
       try {
-        const auto [address, place] = read(value, dtensor, reading);
-        reading.add(address);
+        Seen seen;
+        reading.add(read(value, dtensor, reading, seen));
       } catch (const py::error_already_set&) {
         readable = false;  // no tensor, or one without an address
       }

@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -46,9 +47,10 @@ class Reading {
 // Reads tensors through torch.Tensor.__dlpack_c_exchange_api__ and a few methods.
 class Gatherer {
  public:
-  // Takes torch.Tensor. Throws AttributeError where it has no exchange interface and
-  // std::invalid_argument for a version of it that is not known here.
-  explicit Gatherer(const py::object& tensor_class);
+  // Takes torch.Tensor, torch.nn.Parameter, and a function that is given any other kind of tensor
+  // and returns the one that has its memory. Throws AttributeError where Tensor has no exchange
+  // interface and std::invalid_argument for a version of it that is not known here.
+  Gatherer(const py::object& tensor_class, const py::object& parameter_class, py::object unwrap);
 
   // For (group index, parameters) pairs: the parameters that have a gradient, the gradients, the
   // group index of each, a Reading of them all, and the gradients' addresses as bytes of int64.
@@ -61,25 +63,32 @@ class Gatherer {
 
  private:
   bool is_dtensor(PyObject* tensor, const py::object& dtensor) const;
-  // The tensor, or the local one in a DTensor.
-  py::object local(PyObject* tensor, const py::object& dtensor) const;
-  // Reads all but the address, which it returns, with a place inside the tensor's own memory.
-  std::pair<std::int64_t, const void*> read(PyObject* tensor, const py::object& dtensor,
-                                            Reading& reading) const;
+  // What has the memory of a tensor that is no DTensor.
+  py::object unwrapped(py::object tensor) const;
 
-  // Where the objects of the last pass were: hints for prefetching, never followed.
-  struct Hint {
-    const void* places[4] = {};
+  // Of one tensor in the last pass.
+  struct Seen {
+    // Where its objects were: hints for prefetching, never followed.
+    const void* places[3] = {};
+    // How a DTensor was laid out, and the hash of that; kept, so that no other has its address.
+    py::object spec;
+    std::int64_t spec_hash = 0;
   };
+  // Reads all but the address, which it returns.
+  std::int64_t read(PyObject* tensor, const py::object& dtensor, Reading& reading,
+                    Seen& seen) const;
 
   const DLPackExchangeAPI* api_;
+  py::object tensor_class_;
+  py::object parameter_class_;
+  py::object unwrap_;
   py::object is_neg_;
   py::object is_conj_;
   py::str grad_;
   py::str local_tensor_;
   py::str spec_;
-  std::vector<Hint> hints_;
-  std::size_t num_words_ = 0;  // of the last pass
+  std::vector<std::array<Seen, 2>> seen_;  // by parameter: it and its gradient
+  std::size_t num_words_ = 0;              // of the last pass
 };
 
 }  // namespace padam

@@ -56,6 +56,7 @@ class ParamRecord:
         addresses: int64 by slot, 0 for what is absent, the gradient and what is staged.
         staged: indices of slots that a kernel cannot walk as they are.
         needs_grad_copy: whether a kernel needs a copy of the gradient.
+        grad_dtype: its dtype.
         counter_device: where the step counter is.
         counter_address: its address; 0 where kernels cannot add to it, since it is not float32.
     """
@@ -69,6 +70,7 @@ class ParamRecord:
     addresses: tuple[int, ...]
     staged: tuple[int, ...]
     needs_grad_copy: bool
+    grad_dtype: torch.dtype
     counter_device: torch.device = torch.device("cpu")  # noqa: RUF009 - cannot change
     counter_address: int = 0
 
@@ -105,6 +107,7 @@ def make_record(
         staged=tuple(staged),
         needs_grad_copy=placement(grad) != placement(param)
         or not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
+        grad_dtype=grad.dtype,
     )
     record.take_counter(state["step"])
     return record
@@ -124,6 +127,12 @@ class Bucket:
     def columns(self) -> list[tuple[int, ...]]:
         """By slot the address of each tensor; see ParamRecord."""
         return list(zip(*(record.addresses for record in self.records), strict=True))
+
+    @cached_property
+    def norm_dtype(self) -> torch.dtype:
+        """The dtype of the norm of these gradients: float64 for such ones, else float32."""
+        dtypes = {record.grad_dtype.to_real() for record in self.records}
+        return torch.float64 if torch.float64 in dtypes else torch.float32
 
     @cached_property
     def _to_copy(self) -> list[int]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from padam_ext.backends.step import BucketStep
 from padam_ext.control import ControlInputs
 from padam_ext.gather import StepInputs
-from padam_ext.norm import norm_dtype
 from padam_ext.options import Hyperparameters
 from padam_ext.reduction import Reduction
 from padam_ext.step_control import StepControl
@@ -67,7 +66,8 @@ def make_step(
         sums: list[Tensor] = []
         dtype_of_norm = torch.float32
         if control_inputs.needs_norm:
-            dtype_of_norm = norm_dtype(inputs.grads)
+            if any(step.bucket.norm_dtype == torch.float64 for step in steps):
+                dtype_of_norm = torch.float64
             sums = [step.sum_of_squares(b) for step, b in zip(steps, bound, strict=True)]
         if reduction is not None:
             copies = [step.bucket.copies for step in steps] if sums else []

@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from padam_ext import native
-from padam_ext.layout import dtensor_type, is_wrapper, local, placement
+from padam_ext.layout import dtensor_type, is_wrapper, local, placement, unwrapped
 from padam_ext.slots import STATE_KEYS
 from padam_ext.state import OptimizerState
 
@@ -137,7 +138,7 @@ class NativeGatherer:
 
     def __init__(self) -> None:
         """Raises AttributeError or ValueError if torch lacks the interface it needs."""
-        self._native = native.module.Gatherer(Tensor)
+        self._native = native.module.Gatherer(Tensor, torch.nn.Parameter, unwrapped)
 
     def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
         """See PythonGatherer."""

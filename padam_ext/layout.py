@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Inner tensors that torchao's float8 weights compute of their elements beforehand.
+_NO_ELEMENTS = ("_precomputed_scale",)
+
 
 def dtensor_type() -> Any:
     """torch.distributed.tensor.DTensor; None where nobody has imported it: then there are none."""
@@ -21,10 +24,27 @@ def _as_dtensor(tensor: Tensor) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard of a DTensor that lies in this process; any other tensor as it is."""
+    """What lies in this process: the shard of a DTensor, and what a wrapper wraps."""
     dtensor = _as_dtensor(tensor)
-    shard: Tensor = tensor if dtensor is None else dtensor._local_tensor
-    return shard
+    return unwrapped(tensor if dtensor is None else dtensor._local_tensor)
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor in which one of a wrapper subclass keeps its elements; any other as it is.
+
+    That is the only inner tensor, of the same shape and dtype. Of a result that a collective is
+    still computing it is the finished one.
+    """
+    if not _has_dispatch(tensor) or not hasattr(tensor, "__tensor_flatten__"):
+        return tensor
+    if hasattr(tensor, "trigger_wait"):  # AsyncCollectiveTensor
+        finished: Tensor = tensor.trigger_wait()
+        return finished
+    names = [name for name in tensor.__tensor_flatten__()[0] if name not in _NO_ELEMENTS]
+    inner = [getattr(tensor, name) for name in names]
+    if len(inner) != 1 or inner[0].shape != tensor.shape or inner[0].dtype != tensor.dtype:
+        return tensor
+    return unwrapped(inner[0])
 
 
 def placement(tensor: Tensor) -> Any:
@@ -47,6 +67,10 @@ def local_like(tensor: Tensor, like: Tensor) -> Tensor:
     return local(dtensor.redistribute(placements=_as_dtensor(like).placements))
 
 
+def _has_dispatch(tensor: Tensor) -> bool:
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def real_view(tensor: Tensor) -> Tensor:
     """A complex tensor as (real, imag) pairs of the same memory; a real one as it is.
 
@@ -59,7 +83,7 @@ def real_view(tensor: Tensor) -> Tensor:
 
 def is_wrapper(tensor: Tensor) -> bool:
     """Whether a tensor is of a subclass that has no memory itself, only tensors that it wraps."""
-    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+    if not _has_dispatch(tensor):
         return False
     return tensor.untyped_storage().device.type == "meta" or tensor.data_ptr() == 0
 

@@ -10,12 +10,6 @@ from torch import Tensor
 from padam_ext.control import scalar_on
 
 
-def norm_dtype(grads: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of the norm: float64 if there is such a gradient, else float32."""
-    dtypes = {grad.dtype for grad in grads}
-    return torch.float64 if any(d.to_real() == torch.float64 for d in dtypes) else torch.float32
-
-
 def sums_on(device: torch.device, sums_of_squares: Sequence[Tensor]) -> Tensor:
     """All sums of squares on one device, float64 [k]: their sum is the square of the norm.
 

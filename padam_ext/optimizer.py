@@ -18,7 +18,7 @@ from padam_ext import checkpoint, choice, driver
 from padam_ext.backends.device_table import capturing
 from padam_ext.checks import check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
-from padam_ext.gather import Selection
+from padam_ext.gather import Selection, StepInputs
 from padam_ext.grad_scaler import calling_scaler, check_sees_all, tell_scaler
 from padam_ext.options import (
     OPTIMIZER_DEFAULTS,
@@ -31,7 +31,7 @@ from padam_ext.options import (
 from padam_ext.param_index import ParamIndex
 from padam_ext.plain_shards import check_not_sharded
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
-from padam_ext.reduction import NormGroups, Reduction, reduction_of
+from padam_ext.reduction import NormGroups, Reduction, Reductions
 from padam_ext.state import fit_state
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -175,6 +175,7 @@ class FusedPadam(Optimizer):
     def _start_afresh(self) -> None:
         self._planner = Planner()
         self._param_index = ParamIndex()
+        self._reductions = Reductions()
         self._state_was_seen = False
         self._looked_for_shards = False
         self.grad_norm: Tensor | None = None
@@ -424,7 +425,8 @@ class FusedPadam(Optimizer):
             )
             for index, _ in selection
         }
-        control, reduction = self._control_inputs()
+        inputs = self._planner.gather(selection, self.__dict__["state"])
+        control, reduction = self._control_inputs(inputs)
         needs = Needs(
             self.backend,
             control.may_skip,
@@ -432,7 +434,6 @@ class FusedPadam(Optimizer):
             reduction if control.needs_norm else None,
             self._state_was_seen,
         )
-        inputs = self._planner.gather(selection, self.__dict__["state"])
         steps = self._planner.plan(
             inputs, self.param_groups, bind(choice.choose, self.backend), needs, keep_as=keep_as
         )
@@ -445,7 +446,7 @@ class FusedPadam(Optimizer):
             if scaler is not None:
                 tell_scaler(scaler, self, outcome.found_inf)
 
-    def _control_inputs(self) -> tuple[ControlInputs, Reduction | None]:
+    def _control_inputs(self, inputs: StepInputs) -> tuple[ControlInputs, Reduction | None]:
         """What a step is to do with all gradients, and over which processes it asks."""
         # GradScaler sets these only during a step, `found_inf` in every one.
         grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
@@ -462,7 +463,7 @@ class FusedPadam(Optimizer):
         if not self._looked_for_shards and self.norm_group is None:
             check_not_sharded(self)
             self._looked_for_shards = True
-        reduction = reduction_of(self.param_groups, self._norm_groups)
+        reduction = self._reductions.find(self.param_groups, self._norm_groups, inputs.reading)
         if reduction is not None and found_inf is not None and control.found_inf is None:
             # This process has no gradients, others may.
             control = control._replace(found_inf=torch.zeros((), device=reduction.device))

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from padam_ext.checks import ParamGroups
+from padam_ext.gather import Reading
 from padam_ext.layout import dtensor_type, placement
+from padam_ext.norm import sums_on
 
 
 class NormGroups:
@@ -124,54 +126,79 @@ class Reduction:
             copies: of each bucket's parameters.
             found_inf: as GradScaler found in this process.
         """
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for sums, share in zip(sums_of_squares, copies, strict=True):
-            total[0] += (sums.sum() / share).to(self.device)
+        parts = [
+            sums if share == 1 else sums / share
+            for sums, share in zip(sums_of_squares, copies, strict=True)
+        ]
+        zero = torch.zeros(1, dtype=torch.float64, device=self.device)
+        total = sums_on(self.device, parts).sum(0, keepdim=True) if parts else zero
         if found_inf is not None:
-            total[1] = found_inf.reshape(()).to(self.device)
+            total = torch.cat([total, found_inf.reshape(1).to(self.device, torch.float64)])
         groups = [] if self.mesh_group is None else [self.mesh_group]
         for group in (*groups, *self.norm_groups):
             dist.all_reduce(total, group=group)
-        return Sums(total[:1], None if found_inf is None else total[1])
+        return Sums(total, None) if found_inf is None else Sums(total[:1], total[1])
 
 
-def reduction_of(param_groups: ParamGroups, norm_groups: NormGroups) -> Reduction | None:
-    """Over all processes that hold a part of the parameters; None where that is this one alone.
+class Reductions:
+    """Finds the reduction of each step, looking at the parameters only when they have changed."""
 
-    Depends on the parameters and not on which of them have gradients, so that every process takes
-    part in every sum.
+    def __init__(self) -> None:
+        self._sizes: list[int] = []  # of param groups
+        self._reading: Reading | None = None
+        self._meshes: set[Any] = set()
 
-    Raises:
-        RuntimeError: DTensors on meshes that no group of processes covers.
-        ValueError: a norm group with processes of these meshes; or see `_replicated`.
-    """
-    meshes = _meshes_of(param_groups)
-    groups = norm_groups.groups
-    if not meshes and not groups:
-        return None
-    mesh_group = None
-    if meshes:
-        mesh_group = _group_of(meshes)
-        device = torch.device(next(iter(meshes)).device_type)
-        if groups:
-            _check_independent((mesh_group, *groups), "norm_group and the meshes of DTensors")
-    else:
-        device = _device_for(groups[0], param_groups)
-    replicated = tuple(_replicated(group, len(groups)) for group in param_groups)
-    return Reduction(mesh_group, groups, replicated, device)
+    def find(
+        self, param_groups: ParamGroups, norm_groups: NormGroups, reading: Reading | None
+    ) -> Reduction | None:
+        """Over all processes that hold a part of the parameters; None where that is this one alone.
+
+        Depends on the parameters and not on which of them have gradients, so that every process
+        takes part in every sum.
+
+        Args:
+            param_groups: the optimizer's.
+            norm_groups: the user's.
+            reading: of this step's parameters.
+
+        Raises:
+            RuntimeError: DTensors on meshes that no group of processes covers.
+            ValueError: a norm group with processes of these meshes; or see `_replicated`.
+        """
+        sizes = [len(group["params"]) for group in param_groups]
+        if (
+            self._sizes != sizes
+            or self._reading is None
+            or reading is None
+            or not self._reading.same(reading)
+        ):
+            self._meshes = _meshes_of(param_groups)
+            self._sizes, self._reading = sizes, reading
+        groups = norm_groups.groups
+        if not self._meshes and not groups:
+            return None
+        mesh_group = None
+        if self._meshes:
+            mesh_group = _group_of(self._meshes)
+            device = torch.device(next(iter(self._meshes)).device_type)
+            if groups:
+                _check_independent((mesh_group, *groups), "norm_group and the meshes of DTensors")
+        else:
+            device = _device_for(groups[0], param_groups)
+        replicated = tuple(_replicated(group, len(groups)) for group in param_groups)
+        return Reduction(mesh_group, groups, replicated, device)
 
 
 def _meshes_of(param_groups: ParamGroups) -> set[Any]:
     dtensor = dtensor_type()
     if dtensor is None:
         return set()
+    params = [param for group in param_groups for param in group["params"]]
+    types = {kind for kind in set(map(type, params)) if issubclass(kind, dtensor)}
+    if not types:
+        return set()
     # By their ids first: there are few, and asking a mesh for its hash takes a while.
-    by_id = {}
-    for group in param_groups:
-        for param in group["params"]:
-            if issubclass(type(param), dtensor):
-                mesh = param.device_mesh
-                by_id[id(mesh)] = mesh
+    by_id = {id(p._spec.mesh): p._spec.mesh for p in params if type(p) in types}
     return set(by_id.values())
 
 

@@ -149,7 +149,8 @@ def _fit_moment(
         keeps = not may_replace and not overlaps_itself(local(value))
         if keeps or is_direct(value, param):
             return value
-    fitted = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    like = local(param) if placement(param) is None else param
+    fitted = torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
     return fitted if value is None else fitted.copy_(value)
 
 

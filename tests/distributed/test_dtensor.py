@@ -21,6 +21,7 @@ from checking import assert_same
 from launch import in_processes
 from padam_ext import FusedPadam, plan, step_during_backward
 from padam_ext.gather import NativeGatherer, PythonGatherer
+from test_wrappers import Wraps
 
 pytestmark = pytest.mark.distributed
 OPTIONS = {"weight_decay": 0.1, "partial": 0.3, "lr": 0.05}
@@ -38,6 +39,7 @@ def in_one_of_two(rank, backend, folder):
     each_process_steps_its_shard(mesh, backend)
     gradients_placed_otherwise_are_redistributed(mesh, backend)
     what_lies_elsewhere_is_refused(mesh, backend)
+    shards_may_be_wrappers(mesh, backend)
     fully_sharded_training_and_its_checkpoint(mesh, backend, folder)
     fully_sharded_stepping_during_backward(mesh, backend, rank)
     the_norm_is_that_of_all_processes(mesh, backend)
@@ -123,6 +125,23 @@ def what_lies_elsewhere_is_refused(mesh, backend):
     optimizer.state[param]["exp_avg"] = torch.zeros(4, 3)
     with pytest.raises(TypeError, match=r"'exp_avg' of .*'w' must be placed over devices as the"):
         optimizer.step()
+
+
+def shards_may_be_wrappers(mesh, backend):
+    """As torchao's float8 weights under FSDP2 are."""
+    inside = randn((3, 4), 5)
+    twin = torch.nn.Parameter(inside.clone())
+    param = torch.nn.Parameter(DTensor.from_local(Wraps(inside), mesh, [Shard(0)]))
+    optimizer, expected = (
+        FusedPadam([p], **OPTIONS, max_grad_norm=9.0, backend=backend) for p in (param, twin)
+    )
+    for seed in range(3):
+        twin.grad = randn((3, 4), seed)
+        param.grad = DTensor.from_local(twin.grad.clone(), mesh, [Shard(0)])
+        optimizer.step()
+        expected.step()
+        assert_same(inside, twin, backend)
+    assert isinstance(optimizer.state[param]["exp_avg"], DTensor)
 
 
 def make_model():
