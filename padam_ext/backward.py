@@ -17,7 +17,6 @@ from torch.nn.parameter import is_lazy
 
 from padam_ext.backends.device_table import current_stream
 from padam_ext.optimizer import FusedPadam
-from padam_ext.plain_shards import living
 
 # Gradients are kept until there are this many bytes; one launch then steps their parameters. Every
 # step has a fixed cost, which a few million elements hide.
@@ -182,7 +181,10 @@ class _Stepper:
         if optimizer is None or not optimizer._has_param(param):
             return
         if not self._looked_for_ddp:
-            _refuse_ddp(optimizer, None if self._ddp is None else self._ddp())
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                from padam_ext.ddp import refuse_others
+
+                refuse_others(_params_of(optimizer), None if self._ddp is None else self._ddp())
             self._looked_for_ddp = True
         self._note(param)
         stream = current_stream(param.device)
@@ -271,28 +273,6 @@ class _End:
     def __del__(self) -> None:
         if not self._reached:
             self._stepper.fail(self._backward)
-
-
-def _refuse_ddp(optimizer: FusedPadam, known: DistributedDataParallel | None) -> None:
-    """Raises RuntimeError if another DistributedDataParallel module has one of the parameters.
-
-    It averages gradients after they would have been used, and then puts them into `.grad` again,
-    also where there is but one process. Nothing at a parameter tells that it has it.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    mine = {id(param) for param in _params_of(optimizer)}
-    for module in living(DistributedDataParallel):
-        if module is known:
-            continue
-        for name, param in module.module.named_parameters():
-            if id(param) in mine and name not in module.parameters_to_ignore:
-                raise RuntimeError(
-                    "step_during_backward does not know of the DistributedDataParallel, which has "
-                    f"parameter {name!r}: it averages gradients after they would have been used, "
-                    "so processes would part ways. Pass it: step_during_backward(optimizer, "
-                    "ddp=model)"
-                )
 
 
 def _params_of(optimizer: FusedPadam) -> list[Tensor]:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from padam_ext.plain_shards import living
+
 
 class TakesBuckets(Protocol):
     """Whoever steps the parameters of a bucket."""
@@ -67,6 +69,26 @@ def bucket_hook_of(ddp: Any) -> BucketHook:
     if hook.target is not None:
         raise RuntimeError("this DistributedDataParallel module is stepped during backward already")
     return hook
+
+
+def refuse_others(params: Sequence[Tensor], known: DistributedDataParallel | None) -> None:
+    """Raises RuntimeError if a module other than the known one has one of the parameters.
+
+    It averages gradients after they would have been used, and then puts them into `.grad` again,
+    also where there is but one process. Nothing at a parameter tells that it has it.
+    """
+    mine = set(map(id, params))
+    for module in living(DistributedDataParallel):
+        if module is known:
+            continue
+        for name, param in module.module.named_parameters():
+            if id(param) in mine and name not in module.parameters_to_ignore:
+                raise RuntimeError(
+                    "step_during_backward does not know of the DistributedDataParallel, which has "
+                    f"parameter {name!r}: it averages gradients after they would have been used, "
+                    "so processes would part ways. Pass it: step_during_backward(optimizer, "
+                    "ddp=model)"
+                )
 
 
 def average_and_step(
