@@ -105,7 +105,7 @@ class _Stepper:
         self._averaged: list[Tensor] = []  # those stepped in this backward
         self._steps_one_at_a_time = Lock()
         if ddp is not None:
-            from padam_ext.ddp import bucket_hook_of  # not every build of torch has it
+            from padam_ext.distributed.ddp import bucket_hook_of  # not every build of torch has it
 
             self._bucket_hook = bucket_hook_of(ddp)
             self._bucket_hook.target = self
@@ -182,7 +182,7 @@ class _Stepper:
             return
         if not self._looked_for_ddp:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                from padam_ext.ddp import refuse_others
+                from padam_ext.distributed.ddp import refuse_others
 
                 refuse_others(_params_of(optimizer), None if self._ddp is None else self._ddp())
             self._looked_for_ddp = True

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from padam_ext.backends.step import BucketStep
 from padam_ext.control import ControlInputs
+from padam_ext.distributed.reduction import Reduction
 from padam_ext.gather import StepInputs
 from padam_ext.options import Hyperparameters
-from padam_ext.reduction import Reduction
 from padam_ext.step_control import StepControl
 
 

@@ -18,8 +18,10 @@ from padam_ext import checkpoint, choice, driver
 from padam_ext.backends.device_table import capturing
 from padam_ext.checks import check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
+from padam_ext.distributed.grad_scaler import calling_scaler, check_sees_all, tell_scaler
+from padam_ext.distributed.plain_shards import check_not_sharded
+from padam_ext.distributed.reduction import NormGroups, Reduction, Reductions
 from padam_ext.gather import Selection, StepInputs
-from padam_ext.grad_scaler import calling_scaler, check_sees_all, tell_scaler
 from padam_ext.options import (
     OPTIMIZER_DEFAULTS,
     Hyperparameters,
@@ -29,9 +31,7 @@ from padam_ext.options import (
     number,
 )
 from padam_ext.param_index import ParamIndex
-from padam_ext.plain_shards import check_not_sharded
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
-from padam_ext.reduction import NormGroups, Reduction, Reductions
 from padam_ext.state import fit_state
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

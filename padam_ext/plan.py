@@ -22,8 +22,8 @@ from padam_ext.backends.device_table import capturing
 from padam_ext.backends.step import BucketStep
 from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
 from padam_ext.checks import Name, ParamGroups, check_grad, check_param
+from padam_ext.distributed.reduction import Reduction
 from padam_ext.gather import Reading, Selection, StepInputs, best_gatherer
-from padam_ext.reduction import Reduction
 from padam_ext.slots import STATE_SLOTS, state_slots_of
 from padam_ext.state import OptimizerState, check_state, fit_state
 from padam_ext.step_counts import StepCounts, place_counters

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.optim.utils import as_functional_optim, register_functional_optim
 
 from padam_ext import FusedPadam
-from padam_ext.functional import FunctionalPadam
+from padam_ext.distributed.functional import FunctionalPadam
 
 OPTIONS = {"lr": 0.05, "weight_decay": 0.1, "partial": 0.3}
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 
 from launch import in_processes
 from padam_ext import FusedPadam
-from padam_ext.dcp import LoadPlanner
+from padam_ext.distributed.load_planner import LoadPlanner
 from scenarios import quietly
 
 pytestmark = pytest.mark.distributed

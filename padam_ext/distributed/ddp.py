@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from padam_ext.plain_shards import living
+from padam_ext.distributed.plain_shards import living
 
 
 class TakesBuckets(Protocol):
