@@ -44,6 +44,7 @@ def in_one_of_two(rank, backend, folder):
     fully_sharded_stepping_during_backward(mesh, backend, rank)
     the_norm_is_that_of_all_processes(mesh, backend)
     processes_may_lack_gradients(mesh, backend, rank)
+    what_is_added_later_joins_the_norm(mesh, backend, rank)
 
 
 def randn(shape, seed):
@@ -274,3 +275,18 @@ def processes_may_lack_gradients(mesh, backend, rank):
         dist.all_reduce(squares)
         optimizer.step()
         torch.testing.assert_close(optimizer.grad_norm, squares.sqrt().float(), rtol=1e-6, atol=0)
+
+
+def what_is_added_later_joins_the_norm(mesh, backend, rank):
+    """Also in a process that has no gradient of it, and reads the same as before."""
+    plain = torch.nn.Parameter(torch.zeros(3))
+    plain.grad = torch.ones(3)
+    optimizer = FusedPadam([plain], **CLIPPED, backend=backend)
+    optimizer.step()
+    assert optimizer.grad_norm == 3**0.5
+    added = torch.nn.Parameter(distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)]))
+    optimizer.add_param_group({"params": [added]})
+    if rank == 0:
+        added.grad = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)], src_data_rank=None)
+    optimizer.step()
+    assert optimizer.grad_norm == 3  # 3 of the plain one, 6 of the half that one process has
