@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/ddp.py
 
-As soon as the gradients of a bucket are averaged over the processes, its parameters are stepped and
-the gradients are freed, while backward goes on with the layers before. Where there is a GPU for each
-process it uses that, otherwise the CPU.
+As soon as the gradients of a bucket are averaged over the processes, its parameters are stepped
+and the gradients are freed, while backward goes on with the layers before. Where there is a GPU for
+each process it uses that, otherwise the CPU.
 """
 
 import argparse
