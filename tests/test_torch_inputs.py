@@ -1,6 +1,7 @@
-"""PyTorch's own tables of optimizer inputs and errors, through FusedPadam where they apply.
+"""PyTorch's own table of errors, through FusedPadam where it applies, and unusual tensors.
 
-They ship with torch, for its tests: torch.testing._internal.common_optimizers.
+It ships with torch, for its tests: torch.testing._internal.common_optimizers. Its table of inputs
+is in test_torch_suite.py.
 """
 
 import warnings
@@ -14,40 +15,6 @@ from padam_ext import FusedPadam
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal import common_optimizers as theirs
-
-AS_ADAM = {"partial": 0.5, "bias_correction": "adam", "amsgrad": False}
-PEERS = {
-    "Adam": (torch.optim.Adam, theirs.optim_inputs_func_adam, AS_ADAM | {"lr": 1e-3}),
-    "AdamW": (
-        torch.optim.AdamW,
-        theirs.optim_inputs_func_adamw,
-        AS_ADAM | {"lr": 1e-3, "weight_decay": 1e-2, "decoupled_weight_decay": True},
-    ),
-}
-INPUTS = [
-    pytest.param(peer, ours, case.kwargs, id=f"{name}, {case.desc}")
-    for name, (peer, inputs, ours) in PEERS.items()
-    for case in inputs("cpu", torch.float32)
-]
-
-
-@pytest.mark.parametrize(("peer", "ours", "kwargs"), INPUTS)
-def test_inputs(peer, ours, kwargs, backend):
-    models = [torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)]
-    models[1].load_state_dict(models[0].state_dict())
-    optimizers = [
-        peer(models[0].parameters(), **kwargs),
-        FusedPadam(models[1].parameters(), **ours | kwargs, backend=backend),
-    ]
-    for seed in range(7):
-        generator = torch.Generator(device=torch.get_default_device()).manual_seed(seed)
-        inputs = torch.randn(4, 5, generator=generator)
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            model(inputs).square().sum().backward()
-            optimizer.step()
-    for expected, actual in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 # What FusedPadam answers otherwise, and why.
