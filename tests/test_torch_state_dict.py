@@ -8,12 +8,10 @@ steps as plain tensors; compiled models; and what is about the model's state onl
 # ruff: noqa: PT009 (the mixin asks for a TestCase, whose assertEqual compares nested tensors)
 
 import copy
-import os
 import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -25,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from launch import in_processes
 from padam_ext import FusedPadam
 
 with warnings.catch_warnings():
@@ -132,23 +131,17 @@ def test_in_one_process(steps, backend):
     verifier(backend).keys_of_schedulers(lambda model: model)
 
 
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("eager", marks=pytest.mark.slow)])
-def test_in_two_processes(backend, tmp_path):
-    torch.multiprocessing.spawn(in_one_of_two, (backend, str(tmp_path)), nprocs=2)
+@pytest.mark.distributed
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_in_two_processes(backend):
+    in_processes(2, in_one_of_two, backend)
 
 
-def in_one_of_two(rank, backend, folder):
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    try:
-        mesh = init_device_mesh("cpu", (2,))
-        verify = verifier(backend)
-        for wrap in (lambda model: fully_shard(model, mesh=mesh), DistributedDataParallel):
-            for steps in (0, 3):
-                verify.saving_and_loading(wrap, steps)
-            verify.whole_states(wrap, rank)
-            verify.keys_of_schedulers(wrap)
-    finally:
-        dist.destroy_process_group()
-    os._exit(0)  # see test_dtensor.py
+def in_one_of_two(rank, backend):
+    mesh = init_device_mesh("cpu", (2,))
+    verify = verifier(backend)
+    for wrap in (lambda model: fully_shard(model, mesh=mesh), DistributedDataParallel):
+        for steps in (0, 3):
+            verify.saving_and_loading(wrap, steps)
+        verify.whole_states(wrap, rank)
+        verify.keys_of_schedulers(wrap)

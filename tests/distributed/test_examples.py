@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-pytestmark = pytest.mark.slow  # each run starts three Pythons that import torch
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.distributed
 
 
 def run(name, *arguments, timeout=240):
