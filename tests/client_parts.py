@@ -91,9 +91,12 @@ def one_process(monkeypatch):
 def deepspeed_process(monkeypatch):
     """The same for DeepSpeed."""
     from deepspeed import comm, ops
+    from deepspeed.utils import groups
 
     # Collectives in shared memory would be compiled first, for minutes; gloo does without.
     monkeypatch.setitem(ops.__compatible_ops__, "deepspeed_shm_comm", False)
+    # What it keeps of a process group ends with that.
+    monkeypatch.setattr(comm.comm, "cdb", None)
+    monkeypatch.setattr(groups, "_WORLD_GROUP", None)
     with one_process(monkeypatch):
         yield
-        monkeypatch.setattr(comm.comm, "cdb", None)  # it keeps what ends here
