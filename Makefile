@@ -19,7 +19,7 @@ help:
 	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one"
 	@echo "make kernel-tables  registers and instructions of both, into benchmarks/results/"
 	@echo "make test-distributed  DTensor, FSDP, DDP and ZeRO in two and four processes over gloo"
-	@echo "make test-clients   Accelerate, transformers and Lightning train with it"
+	@echo "make test-clients   the libraries of docs/stacks.md train with it"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
 	@echo "make bench          time of a step beside torch.optim's and others', on this CPU"
@@ -124,11 +124,13 @@ kernel-tables: $(READY)
 test-distributed: $(READY)
 	$(BIN)/python -m pytest -p no:xdist -m distributed
 
-# In an environment of their own: what they ask for is large.
+# In an environment of their own: what they ask for is large. torchtitan asks for an older
+# huggingface_hub than transformers does, and for much that only its trainer needs.
 CLIENTS := .venv-clients
 test-clients:
 	@test -d $(CLIENTS) || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r requirements-clients.txt
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile -r requirements-clients.txt
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchtitan==0.3.0
 	PADAM_EXT_BUILD=cpu $(CLIENTS)/bin/pip install --quiet --disable-pip-version-check \
 		--force-reinstall --no-deps .
 	$(CLIENTS)/bin/pytest --expect-package-in=$(CLIENTS) -m clients

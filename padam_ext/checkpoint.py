@@ -27,16 +27,26 @@ _FOREIGN_OPTIONS = ("capturable", *IGNORED_DEFAULTS)
 OPTIONS_OF_THIS_RUN = ("replicated", "norm_group")
 
 
-def only_makes_states() -> bool:
-    """Whether torch.distributed.checkpoint makes this step, to have a state that it can save.
+# Functions that make a step to have states that they can save: torch's and torchtitan's.
+_MAKERS_OF_STATES = (
+    ("torch.distributed.checkpoint.state_dict", "_init_optim_state"),
+    ("torchtitan.components.optimizer.utils", "init_optim_state"),
+)
 
-    Before the first step it makes one with gradients of zero and a learning rate of 0, which would
-    count, and with weight decay put the decay into the moments.
+
+def only_makes_states() -> bool:
+    """Whether a library makes this step, before the first, to have a state that it can save.
+
+    It does so with gradients of zero and a learning rate of 0. The step would count, and with
+    weight decay put the decay into the moments.
     """
-    file = getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "__file__", None)
-    frame: FrameType | None = None if file is None else sys._getframe(1)
+    makers = {
+        (getattr(sys.modules.get(module), "__file__", None), name)
+        for module, name in _MAKERS_OF_STATES
+    }
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "_init_optim_state" and frame.f_code.co_filename == file:
+        if (frame.f_code.co_filename, frame.f_code.co_name) in makers:
             return True
         frame = frame.f_back
     return False
