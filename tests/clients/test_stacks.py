@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.clients,
     pytest.mark.filterwarnings("default"),  # their warnings are theirs
 ]
-PAGE = Path(__file__).parents[1] / "docs" / "stacks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "stacks.md"
 LANGUAGE_MODELS = ("transformers", "TRL", "PEFT")
 PROCESSES = {
     "DeepSpeed": parts.deepspeed_process,

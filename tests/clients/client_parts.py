@@ -5,6 +5,8 @@ import contextlib
 import torch
 
 VOCABULARY = 50
+OPTIONS = {"lr": 0.05, "weight_decay": 1e-3, "partial": 0.25}
+STEPS, HALF = 20, 10  # a run, and where it is saved and resumed
 
 
 def small_model():
@@ -15,6 +17,28 @@ def small_model():
 def small_batches(count=3):
     generator = torch.Generator().manual_seed(0)
     return torch.utils.data.DataLoader(torch.randn(8 * count, 16, generator=generator), 8)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+
+
+def batch(seed):
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def train_plainly(model, optimizer, seeds):
+    """A loop without any library; the losses."""
+    losses = []
+    for seed in seeds:
+        optimizer.zero_grad()
+        inputs = torch.randn(16, 16, generator=torch.Generator().manual_seed(seed))
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def language_model():
