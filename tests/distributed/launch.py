@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 
-def in_processes(count, work, *args, seconds=120):
+def in_processes(count, work, *args, seconds=240):
     """Calls `work(rank, *args)` in each of them. One that waits for ever fails the test."""
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from launch import in_processes
-from padam_ext import FusedPadam
+from padam_ext import FusedPadam, step_during_backward
 from scenarios import NEED_NORM_GROUP, SCENARIOS, SHAPES, quietly, values
 
 pytestmark = pytest.mark.distributed
@@ -30,7 +30,7 @@ def test_scenario(name, capfd):
 def check_scenario(rank, name):
     row = [f"{name:<25}"]
     with quietly():
-        for check in (numbers, max_grad_norm, skip_nonfinite, grad_scaler, checkpoint):
+        for check in CHECKS:
             row.append(f"{check.__name__} {check(SCENARIOS[name], name)}")
     if rank == 0:
         sys.stdout.write(" | ".join(row))
@@ -148,6 +148,26 @@ def grad_scaler(make, name):
     return right(name)
 
 
+def during_backward(make, name):
+    scenario, expected = make(values(0), **OPTIONS), InOneProcess(OPTIONS)
+    if name == "ZeRO":
+        with pytest.raises(TypeError, match="needs a FusedPadam, got ZeroRedundancyOptimizer"):
+            step_during_backward(scenario.optimizer)
+        return "error"
+    if name == "DDP":
+        with step_during_backward(scenario.optimizer), pytest.raises(RuntimeError, match="ddp=mod"):
+            scenario.backward(values(1))
+        scenario = make(values(0), **OPTIONS)
+    ddp = scenario.model if name == "DDP" else None
+    with step_during_backward(scenario.optimizer, ddp=ddp):
+        for seed in range(1, 4):
+            scenario.backward(values(seed))
+            scenario.optimizer.step()
+            expected.step(values(seed))
+            expected.check(scenario)
+    return "right with ddp=" if name == "DDP" else "right"
+
+
 def checkpoint(make, name):
     first = make(values(0), **OPTIONS)
     second = make(values(9), **OPTIONS)
@@ -175,3 +195,6 @@ def checkpoint(make, name):
     for one, other in zip(first.whole(), second.whole(), strict=True):
         assert torch.equal(one, other)
     return "resumed bitwise"
+
+
+CHECKS = (numbers, max_grad_norm, skip_nonfinite, grad_scaler, during_backward, checkpoint)
