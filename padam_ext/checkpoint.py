@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from padam_ext.options import IGNORED_DEFAULTS, make_plain
+from padam_ext.optimizer_options import IGNORED_DEFAULTS
+from padam_ext.options import make_plain
 from padam_ext.state import ParamState, check_state, fit_state
 
 # Keys of torch.optim's param groups that are not options of a param group here.

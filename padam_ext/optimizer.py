@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial as bind
@@ -22,14 +21,13 @@ from padam_ext.distributed.grad_scaler import calling_scaler, check_sees_all, te
 from padam_ext.distributed.plain_shards import check_not_sharded
 from padam_ext.distributed.reduction import NormGroups, Reduction, Reductions
 from padam_ext.gather import Selection, StepInputs
-from padam_ext.options import (
+from padam_ext.optimizer_options import (
     OPTIMIZER_DEFAULTS,
-    Hyperparameters,
+    check_has_none_of_its_own,
     check_ignored_options,
-    flag,
-    make_plain,
-    number,
+    check_optimizer_options,
 )
+from padam_ext.options import Hyperparameters, make_plain
 from padam_ext.param_index import ParamIndex
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
 from padam_ext.state import fit_state
@@ -155,7 +153,7 @@ class FusedPadam(Optimizer):
         self.norm_group = norm_group
         self.unscale_grads = unscale_grads
         self.capturable = capturable
-        self._check_optimizer_options()
+        check_optimizer_options(self)
         self._start_afresh()
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -241,7 +239,7 @@ class FusedPadam(Optimizer):
             TypeError: see the class.
         """
         if isinstance(param_group, dict) and isinstance(param_group["params"], Iterable):
-            self._check_has_no_optimizer_options(param_group)
+            check_has_none_of_its_own(param_group, self)
             if not isinstance(param_group["params"], Tensor | set):
                 param_group["params"] = list(param_group["params"])
                 _check_unique(param_group["params"])
@@ -249,6 +247,7 @@ class FusedPadam(Optimizer):
         self._looked_for_shards = False
         group = self.param_groups[-1]
         try:
+            check_ignored_options(group)
             make_plain(group, check_lr_sign=True)
             names = group.get("param_names", range(len(group["params"])))
             for param, name in zip(group["params"], names, strict=True):
@@ -411,14 +410,14 @@ class FusedPadam(Optimizer):
         return self._param_index.has(param, self.param_groups)
 
     def _step(self, selection: Selection, *, keep_as: object) -> None:
-        self._check_optimizer_options()
+        check_optimizer_options(self)
         if capturing() and not self.capturable:
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph: make the optimizer with "
                 "capturable=True"
             )
         for index, _ in selection:
-            self._check_has_no_optimizer_options(self.param_groups[index])
+            check_has_none_of_its_own(self.param_groups[index], self)
         options = {
             index: Hyperparameters.from_group(
                 self.param_groups[index], keep_tensors=self.capturable
@@ -468,22 +467,6 @@ class FusedPadam(Optimizer):
             # This process has no gradients, others may.
             control = control._replace(found_inf=torch.zeros((), device=reduction.device))
         return control, reduction
-
-    def _check_has_no_optimizer_options(self, param_group: dict[str, Any]) -> None:
-        for name in OPTIMIZER_DEFAULTS.keys() & param_group.keys():
-            mine = getattr(self, name)
-            if param_group[name] != mine:
-                raise ValueError(
-                    f"a param group has {name}={param_group[name]!r}, but {name} is for the whole "
-                    f"optimizer, which has {mine!r}: pass it to FusedPadam, or set the optimizer's "
-                    f"attribute {name}"
-                )
-
-    def _check_optimizer_options(self) -> None:
-        if self.max_grad_norm is not None:
-            number("max_grad_norm", self.max_grad_norm, most=math.inf)
-        for name in ("skip_nonfinite", "unscale_grads", "capturable"):
-            flag(name, getattr(self, name))
 
 
 def _check_unique(params: Iterable[Any]) -> None:

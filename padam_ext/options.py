@@ -106,17 +106,6 @@ OPTIONS = (
     Option("maximize", False, flag),
 )
 DEFAULTS = {option.name: option.default for option in OPTIONS}
-# Options of the whole optimizer, which param groups cannot have for themselves.
-OPTIMIZER_DEFAULTS = {
-    "max_grad_norm": None,
-    "skip_nonfinite": False,
-    "norm_group": None,
-    "unscale_grads": True,
-    "capturable": False,
-    "backend": "auto",
-}
-# Options that torch.optim has and that have no effect here.
-IGNORED_DEFAULTS = {"foreach": None, "fused": None, "differentiable": False}
 
 
 def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
@@ -141,23 +130,7 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
             plain[option.name] = value
         else:
             plain[option.name] = read(option.name, value)
-    check_ignored_options(group)
     group.update(plain)
-
-
-def check_ignored_options(options: Mapping[str, Any]) -> None:
-    """Checks what there is of IGNORED_DEFAULTS.
-
-    Raises:
-        TypeError: one of the wrong type.
-        ValueError: `differentiable` is True.
-    """
-    for name in IGNORED_DEFAULTS:
-        value = options.get(name)
-        if value is not None and flag(name, value) and name == "differentiable":
-            raise ValueError(
-                "differentiable=True: a step of FusedPadam cannot be differentiated; leave it out"
-            )
 
 
 class Hyperparameters(NamedTuple):

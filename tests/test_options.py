@@ -9,13 +9,8 @@ import torch
 import padam_ext  # noqa: F401 - it defines the operator
 from cases import DEFAULTS as DEFAULTS_OF_CASES
 from padam_ext import FusedPadam
-from padam_ext.options import (
-    DEFAULTS,
-    IGNORED_DEFAULTS,
-    OPTIMIZER_DEFAULTS,
-    OPTIONS,
-    Hyperparameters,
-)
+from padam_ext.optimizer_options import IGNORED_DEFAULTS, OPTIMIZER_DEFAULTS
+from padam_ext.options import DEFAULTS, OPTIONS, Hyperparameters
 
 ROOT = Path(__file__).parents[1]
 
