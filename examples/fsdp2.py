@@ -1,10 +1,11 @@
 """Trains a small transformer with FSDP2: parameters, gradients and states are sharded.
 
-    torchrun --nproc-per-node 2 examples/fsdp2.py
+    torchrun --nproc-per-node 2 examples/fsdp2.py --checkpoint out/fsdp2
 
-Each process keeps and steps its own shards. Gradients are clipped by the norm of all of them. The
-state is saved at the end; run it again with more --steps, also on another number of processes, and
-it goes on from there. Where there is a GPU for each process it uses that, otherwise the CPU.
+Each process keeps and steps its own shards. Gradients are clipped by the norm of all of them. With
+--checkpoint the state is saved at the end (on a CPU that needs numpy). Run it again with a larger
+--steps, with any number of processes, and it goes on from there. Where there is a GPU for each
+process it uses that, otherwise the CPU.
 """
 
 import argparse

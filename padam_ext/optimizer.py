@@ -18,7 +18,7 @@ from padam_ext.backends.device_table import capturing
 from padam_ext.checks import check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
 from padam_ext.distributed.grad_scaler import calling_scaler, check_sees_all, tell_scaler
-from padam_ext.distributed.plain_shards import check_not_sharded
+from padam_ext.distributed.plain_shards import check_norm_groups
 from padam_ext.distributed.reduction import NormGroups, Reduction, Reductions
 from padam_ext.gather import Selection, StepInputs
 from padam_ext.optimizer_options import (
@@ -197,6 +197,7 @@ class FusedPadam(Optimizer):
     @norm_group.setter
     def norm_group(self, value: Any) -> None:
         self._norm_groups = NormGroups(value)
+        self._looked_for_shards = False
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -459,8 +460,8 @@ class FusedPadam(Optimizer):
             check_sees_all(calling_scaler(self))
         if not control.needs_norm and found_inf is None:
             return control, None
-        if not self._looked_for_shards and self.norm_group is None:
-            check_not_sharded(self)
+        if not self._looked_for_shards:
+            check_norm_groups(self, self._norm_groups)
             self._looked_for_shards = True
         reduction = self._reductions.find(self.param_groups, self._norm_groups, inputs.reading)
         if reduction is not None and found_inf is not None and control.found_inf is None:

@@ -48,7 +48,13 @@ class BucketHook:
             )
         self.group = ddp.process_group
         self.target: TakesBuckets | None = None
-        ddp.register_comm_hook(self, average_and_step)
+        try:
+            ddp.register_comm_hook(self, average_and_step)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "step_during_backward needs a communication hook of its own, but this "
+                "DistributedDataParallel module has one already, such as one that compresses"
+            ) from error
 
 
 _hooks: WeakKeyDictionary[DistributedDataParallel, BucketHook] = WeakKeyDictionary()

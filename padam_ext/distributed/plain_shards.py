@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-# Attributes of parameters that are shards.
-_MARKS = {
-    "_fsdp_flattened": "FullyShardedDataParallel",
-    "tensor_model_parallel": "Megatron-LM's tensor parallelism",
-}
+from padam_ext.distributed.reduction import NormGroups
+
 # Optimizers that give a part of the parameters to another one: module, class, where they keep it.
 _WRAPPERS = (
     ("torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer", "optim"),
@@ -28,13 +25,16 @@ _WRAPPERS = (
     ("deepspeed.runtime.bf16_optimizer", "BF16_Optimizer", "optimizer"),
 )
 _PIPELINE = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
+_FSDP1 = ("torch.distributed.fsdp._flat_param", "FlatParamHandle")
 
 
-def check_not_sharded(optimizer: Optimizer) -> None:
-    """Raises RuntimeError if the optimizer's parameters are known to be a part of the model."""
-    if not several_processes():
+def check_norm_groups(optimizer: Optimizer, norm_groups: NormGroups) -> None:
+    """Raises RuntimeError if the norm groups are known not to hold all parts of the model."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
-    by = _sharded_by(optimizer)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    _check_fsdp1(set(map(id, params)), norm_groups)
+    by = None if norm_groups.value is not None else _sharded_by(optimizer, params)
     if by is not None:
         raise RuntimeError(
             "max_grad_norm, skip_nonfinite and GradScaler need the gradients of all processes, but "
@@ -44,10 +44,26 @@ def check_not_sharded(optimizer: Optimizer) -> None:
         )
 
 
-def several_processes() -> bool:
-    """Whether there are other processes that train the same model."""
-    dist = torch.distributed
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def _check_fsdp1(params: set[int], norm_groups: NormGroups) -> None:
+    """Of FullyShardedDataParallel it is known over which processes each parameter is sharded."""
+    groups = [tuple(dist.get_process_group_ranks(group)) for group in norm_groups.groups]
+    for handle in _living_if_imported(*_FSDP1):
+        flat = handle.flat_param
+        if not _has_one_of(params, [flat, *(flat._params or ())]):
+            continue
+        ranks = tuple(dist.get_process_group_ranks(handle.process_group))
+        if handle.uses_sharded_strategy and len(ranks) > 1 and ranks not in groups:
+            raise RuntimeError(
+                "max_grad_norm, skip_nonfinite and GradScaler need the gradients of all processes, "
+                f"but FullyShardedDataParallel shards parameters over the processes {list(ranks)}, "
+                f"and norm_group has those of {[list(group) for group in groups]}. Pass FusedPadam "
+                "norm_group=, or set its attribute norm_group: the module's process_group"
+            )
+        if not handle.uses_sharded_strategy and any(len(set(ranks) & set(g)) > 1 for g in groups):
+            raise RuntimeError(
+                "FullyShardedDataParallel with NO_SHARD gives all processes the same gradients: "
+                "the norm would count them more than once. Leave out norm_group"
+            )
 
 
 def living(cls: type) -> list[Any]:
@@ -56,11 +72,9 @@ def living(cls: type) -> list[Any]:
     return [it for it in gc.get_objects() if issubclass(type(it), cls)]
 
 
-def _sharded_by(optimizer: Optimizer) -> str | None:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for mark, by in _MARKS.items():
-        if any(getattr(param, mark, False) for param in params):
-            return by
+def _sharded_by(optimizer: Optimizer, params: Sequence[Tensor]) -> str | None:
+    if any(getattr(param, "tensor_model_parallel", False) for param in params):
+        return "Megatron-LM's tensor parallelism"
     for module, name, place in _WRAPPERS:
         for wrapper in _living_if_imported(module, name):
             if getattr(wrapper, place, None) is optimizer:

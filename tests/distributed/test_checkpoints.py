@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 
 from launch import in_processes
 from padam_ext import FusedPadam
-from padam_ext.distributed.load_planner import LoadPlanner
+from padam_ext.distributed.adam_load_planner import AdamLoadPlanner
 from scenarios import quietly
 
 pytestmark = pytest.mark.distributed
@@ -99,7 +99,7 @@ def load_one(folder, name, is_flat, processes):
     model_state, state = get_state_dict(model, optimizer, options=flat(is_flat))
     checkpoint = f"{folder}/{name}, {is_flat}"
     into = {"model": model_state, "optimizer": state}
-    planner = None if name == "FusedPadam" else LoadPlanner()
+    planner = None if name == "FusedPadam" else AdamLoadPlanner()
     dcp.load(into, checkpoint_id=checkpoint, planner=planner)
     set_state_dict(
         model,
@@ -134,4 +134,4 @@ def load_what_is_not_there(rank, folder):
             {"param_groups": [{"new": 0.3}]},
         ):
             with pytest.raises(dcp.api.CheckpointException, match="Missing key"):
-                dcp.load(state, checkpoint_id=folder, planner=LoadPlanner())
+                dcp.load(state, checkpoint_id=folder, planner=AdamLoadPlanner())

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from launch import in_processes
@@ -136,6 +137,10 @@ def what_it_refuses(rank):
     unused = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
     with pytest.raises(ValueError, match="cannot be used with find_unused_parameters=True"):
         step_during_backward(FusedPadam(unused.parameters()), ddp=unused)
+    compressed = DistributedDataParallel(nn.Linear(2, 2))
+    compressed.register_comm_hook(None, fp16_compress_hook)
+    with pytest.raises(RuntimeError, match="has one already, such as one that compresses"):
+        step_during_backward(FusedPadam(compressed.parameters()), ddp=compressed)
     with step_during_backward(optimizer, ddp=model):
         with pytest.raises(RuntimeError, match="is stepped during backward already"):
             step_during_backward(optimizer, ddp=model)

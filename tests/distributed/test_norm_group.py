@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
@@ -22,11 +24,13 @@ def test_in_two_processes():
 
 
 def in_one_of_two(rank):
+    warnings.simplefilter("ignore")  # torch deprecates some of this
     for lacking in ([], [0], [1], [0, 1], [2], [0, 1, 2]):
         processes_may_lack_gradients(rank, lacking)
     scales_stay_the_same_where_a_process_lacks_gradients(rank)
     what_cannot_be_right_is_an_error(rank)
     what_shards_is_recognised(rank)
+    fsdp1_says_over_which_processes_it_shards(rank)
     copies_share_the_group_and_files_lack_it()
 
 
@@ -134,6 +138,32 @@ def what_shards_is_recognised(rank):
     del stage
 
 
+def fsdp1_says_over_which_processes_it_shards(rank):
+    alone = [dist.new_group([r]) for r in range(2)]
+    for strategy, right, wrong in (
+        (ShardingStrategy.NO_SHARD, (None, []), (dist.group.WORLD,)),
+        (ShardingStrategy.FULL_SHARD, (dist.group.WORLD,), (None, [], alone[rank])),
+    ):
+        model = FullyShardedDataParallel(
+            torch.nn.Linear(3, 4), sharding_strategy=strategy, device_id=torch.device("cpu")
+        )
+        optimizer = FusedPadam(model.parameters(), max_grad_norm=1.0)
+        model(torch.ones(2, 3)).sum().backward()
+        squares = torch.zeros(())
+        for param in model.parameters():
+            squares += param.grad.square().sum()
+        if strategy is ShardingStrategy.FULL_SHARD:
+            dist.all_reduce(squares)
+        for group in wrong:
+            optimizer.norm_group = group
+            with pytest.raises(RuntimeError, match=r"FullyShardedDataParallel .* norm_group"):
+                optimizer.step()
+        for group in right:
+            optimizer.norm_group = group
+            optimizer.step()
+            torch.testing.assert_close(optimizer.grad_norm, squares.sqrt())
+
+
 def copies_share_the_group_and_files_lack_it():
     params, optimizer = make(0)
     twin = copy.deepcopy(optimizer)
@@ -179,6 +209,24 @@ def in_one_of_four(rank):
         dist.all_gather(norms, optimizer.grad_norm)
         assert len(set(map(float, norms))) == 1
     dtensors_in_pipeline_stages(rank, mesh)
+    fsdp1_in_replicas(tp, pp)
+
+
+def fsdp1_in_replicas(sharding, replicas):
+    """Replicas have the same gradients, which must not count twice."""
+    warnings.simplefilter("ignore")  # torch deprecates it
+    model = FullyShardedDataParallel(
+        torch.nn.Linear(3, 4), process_group=(sharding, replicas), device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+    )  # fmt: skip
+    model(torch.ones(2, 3)).sum().backward()
+    expected = torch.full((4, 4), 2.0).norm()  # weight and bias
+    optimizer = FusedPadam(model.parameters(), max_grad_norm=1.0, norm_group=dist.group.WORLD)
+    with pytest.raises(RuntimeError, match=r"FullyShardedDataParallel .* norm_group"):
+        optimizer.step()
+    optimizer.norm_group = sharding
+    optimizer.step()
+    torch.testing.assert_close(optimizer.grad_norm, expected)
 
 
 def dtensors_in_pipeline_stages(rank, mesh):

@@ -15,7 +15,7 @@ from padam_ext.options import DEFAULTS
 from padam_ext.slots import STATE_SLOTS
 
 
-class LoadPlanner(DefaultLoadPlanner):
+class AdamLoadPlanner(DefaultLoadPlanner):
     """Loads states of FusedPadam from checkpoints of torch.optim.Adam, AdamW and older versions.
 
     torch.distributed.checkpoint insists on each key that the loading optimizer has. With this
@@ -26,7 +26,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
         model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state}
-        dcp.load(state, checkpoint_id=folder, planner=LoadPlanner())
+        dcp.load(state, checkpoint_id=folder, planner=AdamLoadPlanner())
         set_state_dict(model, optimizer, model_state_dict=model_state,
                        optim_state_dict=optimizer_state)
     """
