@@ -98,11 +98,18 @@ def let_torchvision_import():
 _LIBRARIES = []
 
 
+def as_launched(monkeypatch, rank, processes):
+    """Puts into the environment what a launcher does."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("WORLD_SIZE", "LOCAL_SIZE"):
+        monkeypatch.setenv(name, str(processes))
+
+
 @contextlib.contextmanager
 def one_process(monkeypatch):
-    """A process group of this process alone, with what a launcher puts into the environment."""
-    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_SIZE": 1}.items():
-        monkeypatch.setenv(name, str(value))
+    """A process group of this process alone."""
+    as_launched(monkeypatch, 0, 1)
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -111,9 +118,8 @@ def one_process(monkeypatch):
         torch.distributed.destroy_process_group()
 
 
-@contextlib.contextmanager
-def deepspeed_process(monkeypatch):
-    """The same for DeepSpeed."""
+def prepare_deepspeed(monkeypatch, rank, processes):
+    """For a process group that there is already."""
     from deepspeed import comm, ops
     from deepspeed.utils import groups
 
@@ -122,5 +128,12 @@ def deepspeed_process(monkeypatch):
     # What it keeps of a process group ends with that.
     monkeypatch.setattr(comm.comm, "cdb", None)
     monkeypatch.setattr(groups, "_WORLD_GROUP", None)
+    as_launched(monkeypatch, rank, processes)
+
+
+@contextlib.contextmanager
+def deepspeed_process(monkeypatch):
+    """One process for DeepSpeed."""
     with one_process(monkeypatch):
+        prepare_deepspeed(monkeypatch, 0, 1)
         yield

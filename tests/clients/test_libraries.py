@@ -10,6 +10,7 @@ import torch
 
 import client_parts as parts
 from client_parts import HALF, OPTIONS, STEPS, train_plainly
+from launch import in_processes
 from padam_ext import FusedPadam
 
 pytestmark = [
@@ -150,6 +151,41 @@ def test_deepspeed(stage, tmp_path, monkeypatch):
     model = parts.small_model()
     expected = train_plainly(model, FusedPadam(model.parameters(), **OPTIONS), range(STEPS))
     assert losses + rest == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_over_two_processes(stage):
+    in_processes(2, step_with_zero, stage)
+
+
+def step_with_zero(rank, stage):
+    """Each has half of the gradients. A norm of its own is an error, that of all is right."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        parts.prepare_deepspeed(monkeypatch, rank, 2)
+        import deepspeed
+
+        model = parts.small_model()
+        config = {
+            "train_micro_batch_size_per_gpu": 16,
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+        }
+        optimizer = FusedPadam(model.parameters(), **OPTIONS, max_grad_norm=0.1)
+        engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        inputs = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+        for group in (None, torch.distributed.group.WORLD):
+            optimizer.norm_group = group
+            engine.backward(engine(inputs).square().mean())
+            if group is None:
+                with pytest.raises(RuntimeError, match=r"DeepSpeedZeroOptimizer.* norm_group"):
+                    engine.step()
+        engine.step()
+
+    whole = parts.small_model()
+    expected = FusedPadam(whole.parameters(), **OPTIONS, max_grad_norm=0.1)
+    whole(inputs).square().mean().backward()
+    expected.step()
+    torch.testing.assert_close(optimizer.grad_norm, expected.grad_norm)
 
 
 def float8_model(**options):
