@@ -56,9 +56,6 @@ def make_step(
     bound = [step.bucket.bind(inputs) for step in steps]
     for step, tensors in zip(steps, bound, strict=True):
         step.bind(tensors)
-    # Autograd does not see what kernels write, but must refuse a backward that saved an old value.
-    # Done before they run, while what was just gathered is still in the processor's caches.
-    torch.autograd.graph.increment_version(inputs.params)
     done = 0
     try:
         for step, tensors in zip(steps, bound, strict=True):
@@ -71,7 +68,12 @@ def make_step(
             sums = [step.sum_of_squares(b) for step, b in zip(steps, bound, strict=True)]
         if reduction is not None:
             copies = [step.bucket.copies for step in steps] if sums else []
-            of_all = reduction.all_reduce(sums, copies, control_inputs.found_inf)
+            finish = reduction.start(sums, copies, control_inputs.found_inf)
+        # Autograd does not see what kernels write, but must refuse a backward that saved an old
+        # value. Done before they run, and while other processes add up.
+        torch.autograd.graph.increment_version(inputs.params)
+        if reduction is not None:
+            of_all = finish()
             sums = [of_all.squares] if control_inputs.needs_norm else []
             control_inputs = control_inputs._replace(found_inf=of_all.found_inf)
         control = StepControl(control_inputs, sums, dtype_of_norm, skipped)

@@ -142,9 +142,11 @@ class NativeGatherer:
 
     def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
         """See PythonGatherer."""
-        params, grads, group_indices, reading, grad_addresses = self._native.gather(
-            selection, dtensor_type()
-        )
+        # Otherwise reading `.grad` of a DTensor looks for a method that DTensor has disabled.
+        with torch._C.DisableTorchFunctionSubclass():
+            params, grads, group_indices, reading, grad_addresses = self._native.gather(
+                selection, dtensor_type()
+            )
         return StepInputs(params, grads, group_indices, state, reading, grad_addresses)
 
     def read_states(self, state: OptimizerState, params: Sequence[Tensor]) -> Reading:

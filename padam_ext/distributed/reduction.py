@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -113,18 +113,21 @@ class Reduction:
             copies *= int(self.norm_groups[index].size())
         return copies
 
-    def all_reduce(
+    def start(
         self,
         sums_of_squares: Sequence[Tensor],
         copies: Sequence[int],
         found_inf: Tensor | None,
-    ) -> Sums:
-        """Adds up over all processes, with one collective to a group.
+    ) -> Callable[[], Sums]:
+        """Starts to add up over all processes, with one collective to a group.
 
         Args:
             sums_of_squares: of each bucket, float64 [its own number] on its own device.
             copies: of each bucket's parameters.
             found_inf: as GradScaler found in this process.
+
+        Returns:
+            Waits for the sums, the host only where they are on the CPU.
         """
         parts = [
             sums if share == 1 else sums / share
@@ -134,19 +137,25 @@ class Reduction:
         total = sums_on(self.device, parts).sum(0, keepdim=True) if parts else zero
         if found_inf is not None:
             total = torch.cat([total, found_inf.reshape(1).to(self.device, torch.float64)])
-        groups = [] if self.mesh_group is None else [self.mesh_group]
-        for group in (*groups, *self.norm_groups):
+        *others, last = filter(None, (self.mesh_group, *self.norm_groups))
+        for group in others:
             dist.all_reduce(total, group=group)
-        return Sums(total, None) if found_inf is None else Sums(total[:1], total[1])
+        last_one = dist.all_reduce(total, group=last, async_op=True)
+
+        def finish() -> Sums:
+            last_one.wait()
+            return Sums(total, None) if found_inf is None else Sums(total[:1], total[1])
+
+        return finish
 
 
 class Reductions:
     """Finds the reduction of each step, looking at the parameters only when they have changed."""
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []  # of param groups
         self._reading: Reading | None = None
-        self._meshes: set[Any] = set()
+        self._made_of: Any = None
+        self._found: Reduction | None = None
 
     def find(
         self, param_groups: ParamGroups, norm_groups: NormGroups, reading: Reading | None
@@ -165,28 +174,34 @@ class Reductions:
             RuntimeError: DTensors on meshes that no group of processes covers.
             ValueError: a norm group with processes of these meshes; or see `_replicated`.
         """
+        count = len(norm_groups.groups)
+        replicated = tuple(_replicated(group, count) for group in param_groups)
         sizes = [len(group["params"]) for group in param_groups]
+        made_of = (sizes, norm_groups, replicated)
         if (
-            self._sizes != sizes
+            self._made_of != made_of
             or self._reading is None
             or reading is None
             or not self._reading.same(reading)
         ):
-            self._meshes = _meshes_of(param_groups)
-            self._sizes, self._reading = sizes, reading
-        groups = norm_groups.groups
-        if not self._meshes and not groups:
-            return None
-        mesh_group = None
-        if self._meshes:
-            mesh_group = _group_of(self._meshes)
-            device = torch.device(next(iter(self._meshes)).device_type)
-            if groups:
-                _check_independent((mesh_group, *groups), "norm_group and the meshes of DTensors")
-        else:
-            device = _device_for(groups[0], param_groups)
-        replicated = tuple(_replicated(group, len(groups)) for group in param_groups)
-        return Reduction(mesh_group, groups, replicated, device)
+            self._found = _reduction_of(param_groups, norm_groups.groups, replicated)
+            self._made_of, self._reading = made_of, reading
+        return self._found
+
+
+def _reduction_of(
+    param_groups: ParamGroups, groups: tuple[Any, ...], replicated: tuple[tuple[int, ...], ...]
+) -> Reduction | None:
+    meshes = _meshes_of(param_groups)
+    if not meshes and not groups:
+        return None
+    if not meshes:
+        return Reduction(None, groups, replicated, _device_for(groups[0], param_groups))
+    mesh_group = _group_of(meshes)
+    if groups:
+        _check_independent((mesh_group, *groups), "norm_group and the meshes of DTensors")
+    device = torch.device(next(iter(meshes)).device_type)
+    return Reduction(mesh_group, groups, replicated, device)
 
 
 def _meshes_of(param_groups: ParamGroups) -> set[Any]:
