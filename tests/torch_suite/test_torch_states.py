@@ -204,7 +204,22 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize("desc", CASES)
+# They have the states of others, so `make test` leaves them to `make test-all-cases`.
+LIKE_OTHERS = (
+    "non-default lr",
+    "nonzero weight_decay",
+    "maximize",
+    "capturable, amsgrad",
+    "Tensor lr with capturable and amsgrad",
+    "Tensor lr, Tensor betas, with capturable and amsgrad",
+)
+STATE_CASES = [
+    pytest.param(*case.values, marks=pytest.mark.slow) if case.values[0] in LIKE_OTHERS else case
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize("desc", STATE_CASES)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_input(check, desc, backend):
     check(given_to(backend, desc))
