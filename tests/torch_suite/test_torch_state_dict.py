@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from launch import in_processes
 from padam_ext import FusedPadam
 
-with warnings.catch_warnings(action="ignore"):
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
     from torch.testing._internal.common_dist_composable import CompositeParamModel
     from torch.testing._internal.common_utils import TestCase
     from torch.testing._internal.distributed.common_state_dict import VerifyStateDictMixin
