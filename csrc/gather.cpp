@@ -24,6 +24,7 @@ bool is_true(const py::object& method, PyObject* tensor) {
 constexpr std::size_t kPrefetchAhead = 8;
 
 void prefetch(const void* place) {
+  if (place == nullptr) return;
   const char* line = static_cast<const char*>(place);
   __builtin_prefetch(line - 64);
   __builtin_prefetch(line);
