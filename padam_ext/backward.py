@@ -58,7 +58,7 @@ def step_during_backward(
 
     Raises:
         TypeError: it is no FusedPadam, or `ddp` no DistributedDataParallel.
-        ValueError: `ddp` has find_unused_parameters=True.
+        ValueError: `ddp` has find_unused_parameters=True, or none of the parameters.
         RuntimeError: `max_grad_norm` or `skip_nonfinite` is set, or another optimizer steps a
             parameter during backward. Raised in backward, if a parameter gets a second gradient
             before `optimizer.step()` or belongs to another DistributedDataParallel module. Raised
@@ -103,14 +103,18 @@ class _Stepper:
         self._bucket_hook = self._ddp = None
         self._of_ddp: set[int] = set()  # parameters whose gradients come in its buckets
         self._averaged: list[Tensor] = []  # those stepped in this backward
+        self._bucketed: set[int] = set()  # those that have been in a bucket
         self._steps_one_at_a_time = Lock()
         if ddp is not None:
             from padam_ext.distributed.ddp import bucket_hook_of  # not every build of torch has it
 
-            self._bucket_hook = bucket_hook_of(ddp)
+            hook = bucket_hook_of(ddp)
+            self._of_ddp = {id(param) for param in ddp.module.parameters()}
+            if not self._of_ddp & set(map(id, _params_of(optimizer))):
+                raise ValueError("ddp has none of the optimizer's parameters")
+            self._bucket_hook = hook
             self._bucket_hook.target = self
             self._ddp = weakref.ref(ddp)
-            self._of_ddp = {id(param) for param in ddp.module.parameters()}
         self._optimizer = weakref.ref(optimizer, self.close)
         self._hooks: dict[int, Any] = {}  # by the parameter's id
         # Of parameters that got a gradient since the last step: the backward that made it.
@@ -160,14 +164,21 @@ class _Stepper:
                 "step_during_backward cannot be used with GradScaler: parameters have been stepped "
                 "with gradients that were still scaled"
             )
+        # Before the first bucket, none of DistributedDataParallel's can have been averaged.
+        averaged = self._bucketed or self._of_ddp
+        if any(id(p) in averaged and p.grad is not None for p in _params_of(optimizer)):
+            raise RuntimeError(
+                "there are gradients of this process alone, since backward failed or was under "
+                "no_sync(): drop them by optimizer.zero_grad(), or make a backward without no_sync"
+            )
         waiting = {id(param) for batch in self._waiting.values() for param in batch.params}
         for param in _params_of(optimizer):
             if id(param) in stepped and id(param) not in waiting and param.grad is not None:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(param.shape)} was stepped during backward, but "
-                    "has a gradient again: optimizer.step() would step it twice. "
-                    "DistributedDataParallel, for example, puts it there when it has averaged it, "
-                    "and cannot be used with step_during_backward"
+                    "has a gradient again: optimizer.step() would step it twice. Drop it by "
+                    "optimizer.zero_grad(). DistributedDataParallel, for example, puts it there "
+                    "when it has averaged it, unless it is passed as ddp="
                 )
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
@@ -219,6 +230,7 @@ class _Stepper:
         mine = [] if optimizer is None else [p for p in params if optimizer._has_param(p)]
         for param in mine:
             self._note(param)
+        self._bucketed.update(map(id, mine))
         return mine
 
     def step_bucket(self, params: list[Tensor]) -> None:

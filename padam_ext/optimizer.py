@@ -19,7 +19,7 @@ from padam_ext.checks import check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
 from padam_ext.distributed.grad_scaler import calling_scaler, check_sees_all, tell_scaler
 from padam_ext.distributed.plain_shards import check_norm_groups
-from padam_ext.distributed.reduction import NormGroups, Reduction, Reductions
+from padam_ext.distributed.reduction import NormGroups, Reduction, Reductions, replicated_in
 from padam_ext.gather import Selection, StepInputs
 from padam_ext.optimizer_options import (
     OPTIMIZER_DEFAULTS,
@@ -249,6 +249,8 @@ class FusedPadam(Optimizer):
         group = self.param_groups[-1]
         try:
             check_ignored_options(group)
+            if self._norm_groups.groups:
+                replicated_in(group, len(self._norm_groups.groups))
             make_plain(group, check_lr_sign=True)
             names = group.get("param_names", range(len(group["params"])))
             for param, name in zip(group["params"], names, strict=True):
@@ -438,8 +440,7 @@ class FusedPadam(Optimizer):
             inputs, self.param_groups, bind(choice.choose, self.backend), needs, keep_as=keep_as
         )
         outcome = driver.make_step(steps, inputs, options, control, self._skipped, reduction)
-        if control.needs_norm:
-            self.grad_norm = outcome.norm
+        self.grad_norm = outcome.norm
         self._skipped = outcome.skipped
         if reduction is not None and outcome.found_inf is not None:
             scaler = calling_scaler(self)

@@ -56,6 +56,16 @@ class BucketHook:
                 "DistributedDataParallel module has one already, such as one that compresses"
             ) from error
 
+    def __reduce__(self) -> Any:
+        """Of a copied or pickled module: one that nobody calls, since the copy has no hook."""
+        return _uncalled, ()
+
+
+def _uncalled() -> BucketHook:
+    hook = BucketHook.__new__(BucketHook)
+    hook.target = None
+    return hook
+
 
 _hooks: WeakKeyDictionary[DistributedDataParallel, BucketHook] = WeakKeyDictionary()
 
@@ -68,7 +78,10 @@ def bucket_hook_of(ddp: Any) -> BucketHook:
         ValueError: see BucketHook, and RuntimeError likewise, also where somebody uses it already.
     """
     if not isinstance(ddp, DistributedDataParallel):
-        raise TypeError(f"ddp must be a DistributedDataParallel module, got {type(ddp).__name__}")
+        raise TypeError(
+            f"ddp must be a DistributedDataParallel module, got {type(ddp).__name__}; pass one "
+            "itself where it is compiled or wrapped"
+        )
     hook = _hooks.get(ddp)
     if hook is None:
         hook = _hooks[ddp] = BucketHook(ddp)

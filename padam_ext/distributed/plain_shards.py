@@ -36,11 +36,12 @@ def check_norm_groups(optimizer: Optimizer, norm_groups: NormGroups) -> None:
     _check_fsdp1(set(map(id, params)), norm_groups)
     by = None if norm_groups.value is not None else _sharded_by(optimizer, params)
     if by is not None:
+        # An argument to ZeroRedundancyOptimizer would get into its checkpoints, which it breaks.
         raise RuntimeError(
             "max_grad_norm, skip_nonfinite and GradScaler need the gradients of all processes, but "
-            f"{by} gives this one a part of them as plain tensors. Pass FusedPadam norm_group=, or "
-            "set its attribute norm_group: the group of processes that hold the other parts; [] if "
-            "they all hold the same"
+            f"{by} gives this one a part of them as plain tensors. Set the attribute norm_group of "
+            "this FusedPadam (zero.optim.norm_group for ZeroRedundancyOptimizer): the group of "
+            "processes that hold the other parts; [] if they all hold the same"
         )
 
 

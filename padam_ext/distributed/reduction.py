@@ -172,10 +172,10 @@ class Reductions:
 
         Raises:
             RuntimeError: DTensors on meshes that no group of processes covers.
-            ValueError: a norm group with processes of these meshes; or see `_replicated`.
+            ValueError: a norm group with processes of these meshes; or see `replicated_in`.
         """
         count = len(norm_groups.groups)
-        replicated = tuple(_replicated(group, count) for group in param_groups)
+        replicated = tuple(replicated_in(group, count) for group in param_groups)
         sizes = [len(group["params"]) for group in param_groups]
         made_of = (sizes, norm_groups, replicated)
         if (
@@ -228,7 +228,7 @@ def _device_for(group: Any, param_groups: ParamGroups) -> torch.device:
     return torch.device(types[0])
 
 
-def _replicated(param_group: Mapping[str, Any], count: int) -> tuple[int, ...]:
+def replicated_in(param_group: Mapping[str, Any], count: int) -> tuple[int, ...]:
     """The norm groups whose processes hold the same parameters of a param group.
 
     Raises:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -34,6 +35,8 @@ def in_one_of_two(rank):
         same_as_a_step_after_backward(rank, **options)
     accumulation_under_no_sync(rank)
     parameters_of_nobody_and_of_others(rank)
+    gradients_that_are_not_averaged_are_refused(rank)
+    a_copy_of_the_module_averages(rank)
     what_it_refuses(rank)
     the_hook_outlives_nothing(rank)
 
@@ -129,11 +132,64 @@ def parameters_of_nobody_and_of_others(rank):
         assert torch.equal(one, twin)
 
 
+class Fails(torch.autograd.Function):
+    """In backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("out of luck")
+
+
+class FailsInBackward(nn.Module):
+    def forward(self, x):
+        return Fails.apply(x)
+
+
+def gradients_that_are_not_averaged_are_refused(rank):
+    layers = nn.Sequential(nn.Linear(40, 40), FailsInBackward(), nn.Linear(40, 40))
+    model = DistributedDataParallel(layers)
+    optimizer = FusedPadam(model.parameters(), **OPTIONS)
+    before = [param.detach().clone() for param in model.parameters()]
+    with step_during_backward(optimizer, ddp=model):
+        with pytest.raises(ValueError, match="out of luck"):
+            model(batch(rank, 0)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"drop them by optimizer\.zero_grad\(\)"):
+            optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    (model, _), (optimizer, _) = make()
+    with step_during_backward(optimizer, ddp=model):
+        model(batch(rank, 0)).sum().backward()
+        optimizer.step()
+        with model.no_sync():
+            model(batch(rank, 0)).sum().backward()
+        with pytest.raises(RuntimeError, match="make a backward without no_sync"):
+            optimizer.step()
+
+
+def a_copy_of_the_module_averages(rank):
+    (model, _), (optimizer, _) = make()
+    step_during_backward(optimizer, ddp=model).close()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin(batch(rank, 0)).square().mean().backward()
+        for param in twin.parameters():
+            everywhere = [torch.empty_like(param) for _ in range(2)]
+            dist.all_gather(everywhere, param.grad)
+            assert torch.equal(*everywhere)
+
+
 def what_it_refuses(rank):
     (model, another), (optimizer, _) = make()
     for wrong in (model.module, "ddp"):
         with pytest.raises(TypeError, match="ddp must be a DistributedDataParallel module, got"):
             step_during_backward(optimizer, ddp=wrong)
+    with pytest.raises(ValueError, match="ddp has none of the optimizer's parameters"):
+        step_during_backward(optimizer, ddp=another)
     unused = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
     with pytest.raises(ValueError, match="cannot be used with find_unused_parameters=True"):
         step_during_backward(FusedPadam(unused.parameters()), ddp=unused)

@@ -101,7 +101,10 @@ def what_cannot_be_right_is_an_error(rank):
         FusedPadam(params, norm_group=[world, dist.new_group([0, 1])])
     for value in (2, "yes", [0, 0], [1], [-1], None):
         groups = [{"params": params, "replicated": value}]
-        optimizer = FusedPadam(groups, norm_group=world, max_grad_norm=1.0)
+        with pytest.raises(ValueError, match=r"replicated in a param group .* got"):
+            FusedPadam(groups, norm_group=world)
+        optimizer = FusedPadam(groups, max_grad_norm=1.0)
+        optimizer.norm_group = world
         params[0].grad = torch.ones(2)
         with pytest.raises(ValueError, match=r"replicated in a param group .* got"):
             optimizer.step()
