@@ -17,6 +17,7 @@ import warnings
 import pytest
 import torch
 
+from checking import INTERPRETED
 from padam_ext import FusedPadam
 
 with warnings.catch_warnings():
@@ -81,6 +82,7 @@ RUN = {desc: kwargs for desc, kwargs in INPUTS.items() if not reason(kwargs, REF
 CASES = [
     pytest.param(desc, marks=[pytest.mark.slow] * (" & " in desc and "default &" not in desc))
     for desc in RUN
+    if not INTERPRETED or desc in ("default", "capturable, amsgrad")  # the interpreter takes long
 ]
 
 

@@ -13,7 +13,6 @@ from optimizer_info import (
     PEERS,
     REFUSED,
     REFUSED_ON_CPU,
-    RUN,
     Problem,
     assert_equal,
     given_to,
@@ -161,7 +160,7 @@ def test_input(check, desc, backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("desc", [desc for desc in RUN if " & " not in desc])
+@pytest.mark.parametrize("desc", [case for case in CASES if " & " not in case.values[0]])
 @pytest.mark.parametrize("peer", [torch.optim.Adam, torch.optim.AdamW])
 def test_input_does_the_same_as_with(peer, desc, dtype, backend):
     """Layers are frozen for a while, a step has no gradients, and two parameters are tiny."""
