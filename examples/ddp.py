@@ -8,10 +8,10 @@ each process it uses that, otherwise the CPU.
 """
 
 import argparse
-import os
 
 import torch
 import torch.distributed as dist
+from processes import join_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from padam_ext import FusedPadam, step_during_backward
@@ -26,12 +26,7 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    device = torch.device("cpu")
-    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    # With device_id, NCCL knows its GPU from the start; gloo needs nothing.
-    dist.init_process_group(device_id=device if device.type == "cuda" else None)
+    device = join_processes()
     try:
         torch.manual_seed(0)
         # A bucket for each few layers, so that there are several in a model this small.

@@ -9,12 +9,12 @@ process it uses that, otherwise the CPU.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from processes import join_processes
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -29,12 +29,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="a folder to go on from and save into")
     options = parser.parse_args()
 
-    device = torch.device("cpu")
-    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    # With device_id, NCCL knows its GPU from the start; gloo needs nothing.
-    dist.init_process_group(device_id=device if device.type == "cuda" else None)
+    device = join_processes()
     try:
         train(options.steps, options.checkpoint, device)
     finally:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from padam_ext.backends.device_table import current_stream
+from padam_ext.checks import params_of
 from padam_ext.optimizer import FusedPadam
 
 # Gradients are kept until there are this many bytes; one launch then steps their parameters. Every
@@ -110,7 +111,7 @@ class _Stepper:
 
             hook = bucket_hook_of(ddp)
             self._of_ddp = {id(param) for param in ddp.module.parameters()}
-            if not self._of_ddp & set(map(id, _params_of(optimizer))):
+            if not self._of_ddp & set(map(id, params_of(optimizer.param_groups))):
                 raise ValueError("ddp has none of the optimizer's parameters")
             self._bucket_hook = hook
             self._bucket_hook.target = self
@@ -142,11 +143,11 @@ class _Stepper:
         self._hooks.clear()
 
     def _hook_all(self, optimizer: FusedPadam) -> None:
-        for param in _params_of(optimizer):
+        for param in params_of(optimizer.param_groups):
             # A lazy one, without a shape yet, takes no hooks.
             if id(param) in self._hooks or not param.requires_grad or is_lazy(param):
                 continue
-            if id(param) in self._of_ddp:
+            if id(param) in self._of_ddp:  # they come in buckets
                 continue
             for hook in (param._post_accumulate_grad_hooks or {}).values():
                 other = getattr(hook, "__self__", None)
@@ -166,13 +167,13 @@ class _Stepper:
             )
         # Before the first bucket, none of DistributedDataParallel's can have been averaged.
         averaged = self._bucketed or self._of_ddp
-        if any(id(p) in averaged and p.grad is not None for p in _params_of(optimizer)):
+        if any(id(p) in averaged and p.grad is not None for p in params_of(optimizer.param_groups)):
             raise RuntimeError(
                 "there are gradients of this process alone, since backward failed or was under "
                 "no_sync(): drop them by optimizer.zero_grad(), or make a backward without no_sync"
             )
         waiting = {id(param) for batch in self._waiting.values() for param in batch.params}
-        for param in _params_of(optimizer):
+        for param in params_of(optimizer.param_groups):
             if id(param) in stepped and id(param) not in waiting and param.grad is not None:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(param.shape)} was stepped during backward, but "
@@ -183,7 +184,7 @@ class _Stepper:
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         """Frees gradients that `optimizer.step()` used: without a hook, or of a failed backward."""
-        _free_gradients(_params_of(optimizer))
+        _free_gradients(params_of(optimizer.param_groups))
         self._waiting.clear()
         self._hook_all(optimizer)
 
@@ -195,7 +196,9 @@ class _Stepper:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 from padam_ext.distributed.ddp import refuse_others
 
-                refuse_others(_params_of(optimizer), None if self._ddp is None else self._ddp())
+                refuse_others(
+                    params_of(optimizer.param_groups), None if self._ddp is None else self._ddp()
+                )
             self._looked_for_ddp = True
         self._note(param)
         stream = current_stream(param.device)
@@ -285,10 +288,6 @@ class _End:
     def __del__(self) -> None:
         if not self._reached:
             self._stepper.fail(self._backward)
-
-
-def _params_of(optimizer: FusedPadam) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _free_gradients(params: list[Tensor]) -> None:

@@ -22,6 +22,11 @@ from padam_ext.slots import DTYPES
 ParamGroups = Sequence[dict[str, Any]]
 
 
+def params_of(param_groups: ParamGroups) -> list[Tensor]:
+    """The parameters of all groups, in order."""
+    return [param for group in param_groups for param in group["params"]]
+
+
 class Name:
     """A parameter's name for an error message, worked out only if it is printed."""
 

@@ -26,6 +26,18 @@ STATE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 AS_ADAM = {"lr": 0.1, "partial": 0.5, "bias_correction": "adam"}
 
 
+class Fails(torch.autograd.Function):
+    """In backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("out of luck")
+
+
 def make_twin_parameters(count=3):
     """Parameters, and the same for torch's AMSGrad."""
     values = [torch.linspace(-1, 1, 4 + i) for i in range(count)]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from checking import AS_ADAM, make_twin_parameters
+from checking import AS_ADAM, Fails, make_twin_parameters
 from padam_ext import FusedPadam, backward, step_during_backward
 
 pytestmark = pytest.mark.gpu_variants
@@ -50,18 +50,6 @@ def test_a_weight_shared_with_a_reentrant_checkpoint_is_an_error(backend):
         with pytest.raises(RuntimeError, match=r"optimizer\.step\(\)"):
             layer(hidden).square().sum().backward()
     assert optimizer.state[weight].get("step", 0) <= 1
-
-
-class Fails(torch.autograd.Function):
-    """In backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise ValueError("out of luck")
 
 
 def loss_that_may_fail(first, second, fails):

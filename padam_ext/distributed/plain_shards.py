@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from padam_ext.checks import params_of
 from padam_ext.distributed.reduction import NormGroups
 
 # Optimizers that give a part of the parameters to another one: module, class, where they keep it.
@@ -32,7 +33,7 @@ def check_norm_groups(optimizer: Optimizer, norm_groups: NormGroups) -> None:
     """Raises RuntimeError if the norm groups are known not to hold all parts of the model."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = params_of(optimizer.param_groups)
     _check_fsdp1(set(map(id, params)), norm_groups)
     by = None if norm_groups.value is not None else _sharded_by(optimizer, params)
     if by is not None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from padam_ext.checks import ParamGroups
+from padam_ext.checks import ParamGroups, params_of
 from padam_ext.gather import Reading
 from padam_ext.layout import dtensor_type, placement
 from padam_ext.norm import sums_on
@@ -208,7 +208,7 @@ def _meshes_of(param_groups: ParamGroups) -> set[Any]:
     dtensor = dtensor_type()
     if dtensor is None:
         return set()
-    params = [param for group in param_groups for param in group["params"]]
+    params: list[Any] = params_of(param_groups)
     types = {kind for kind in set(map(type, params)) if issubclass(kind, dtensor)}
     if not types:
         return set()

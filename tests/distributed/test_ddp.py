@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from checking import Fails
 from launch import in_processes
 from padam_ext import FusedPadam, step_during_backward
 
@@ -130,18 +131,6 @@ def parameters_of_nobody_and_of_others(rank):
         [*model.parameters(), extra], [*expected.parameters(), other], strict=True
     ):
         assert torch.equal(one, twin)
-
-
-class Fails(torch.autograd.Function):
-    """In backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise ValueError("out of luck")
 
 
 class FailsInBackward(nn.Module):

@@ -1,6 +1,7 @@
 """Parameters that are sharded over processes: DTensor, as FSDP2 makes them. Two gloo processes."""
 
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -234,24 +235,16 @@ def set_gradients(params, wholes, mesh, seed, factor=1.0):
 
 def the_norm_is_that_of_all_processes(mesh, backend):
     (params, optimizer), (wholes, expected) = make_clipped(mesh, backend)
-    calls = []
-    all_reduce = dist.all_reduce
-
-    def counted(*args, **options):
-        calls.append(args)
-        return all_reduce(*args, **options)
-
-    dist.all_reduce = counted
-    try:
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
         for seed, factor in enumerate((1.0, 1e-3, float("nan"), 1.0)):
             set_gradients(params, wholes, mesh, seed, factor)
             if seed == 3:  # as after sequence parallelism, on one of them
                 halves = DTensor.from_local(wholes[3].grad / 2, mesh, [Partial()])
                 params[3].grad = halves
-            calls.clear()
+            all_reduce.reset_mock()
             optimizer.step()
             expected.step()
-            assert len(calls) == 1
+            assert all_reduce.call_count == 1
             torch.testing.assert_close(
                 optimizer.grad_norm, expected.grad_norm, rtol=1e-6, atol=0, equal_nan=True
             )
@@ -259,8 +252,6 @@ def the_norm_is_that_of_all_processes(mesh, backend):
                 full = param.full_tensor() if isinstance(param, DTensor) else param
                 torch.testing.assert_close(full, whole, rtol=1e-5, atol=1e-6)
                 assert optimizer.state[param]["step"] == expected.state[whole]["step"]
-    finally:
-        dist.all_reduce = all_reduce
     assert optimizer.skipped_steps == 1
 
 
