@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from padam_ext import FusedPadam, available_backends
 from padam_ext.options import Hyperparameters
 from padam_ext.reference import padam_step
-from padam_ext.slots import STATE_SLOTS, compute_dtype
+from padam_ext.slots import compute_dtype
 
 Params = list[Parameter]
 Step = Callable[[], object]
@@ -80,7 +80,7 @@ class EagerLoop:
         """Makes states of zeros."""
         self.params = params
         self.states: list[tuple[Tensor, ...]] = [
-            tuple(torch.zeros_like(p, dtype=compute_dtype(p.dtype)) for _ in STATE_SLOTS)
+            tuple(torch.zeros_like(p, dtype=compute_dtype(p.dtype)) for _ in range(3))
             for p in params
         ]
         self.options = Hyperparameters.from_group(

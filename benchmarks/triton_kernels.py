@@ -25,7 +25,7 @@ from padam_ext.constants import ROOTS
 from padam_ext.kernels import multi_tensor_norm, multi_tensor_padam, prepare_step
 from padam_ext.kernels.chunks import OPTIONS, PROGRAM_THREADS
 from padam_ext.options import DEFAULTS
-from padam_ext.slots import Signature
+from padam_ext.slots import Signature, Storage
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -36,7 +36,7 @@ TARGETS = {
 }
 
 SIGNATURES = [
-    slots.signature(param, grad, slots.state_slots_of(DEFAULTS))
+    slots.signature(param, grad, Storage.of(DEFAULTS))
     for param, grad in (
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
@@ -46,7 +46,7 @@ SIGNATURES = [
 ]
 # The root "none" is a case of the general one here. Without amsgrad the arithmetic is the same but
 # for a maximum: a few variants stand for all.
-_WITHOUT = slots.state_slots_of(DEFAULTS | {"amsgrad": False})
+_WITHOUT = Storage.of(DEFAULTS | {"amsgrad": False})
 VARIANTS = [(one, root) for one in SIGNATURES for root in range(1, len(ROOTS))] + [
     (slots.signature(*one.dtypes[:2], _WITHOUT), ROOTS.index("eighth")) for one in SIGNATURES[:3]
 ]
@@ -66,7 +66,7 @@ class Compiled:
 
 def compile_step(signature: Signature, root: int, target: GPUTarget) -> Compiled:
     """Compiles a variant of the step."""
-    constants = multi_tensor_padam.variant(*signature, root)
+    constants = multi_tensor_padam.variant(signature, root)
     return _compile(multi_tensor_padam.multi_tensor_padam, {}, constants, target)
 
 

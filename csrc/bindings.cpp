@@ -34,16 +34,20 @@ T at_address(std::uintptr_t address) {
   return reinterpret_cast<T>(address);
 }
 
-padam::DeviceTable device_table(
-    std::uintptr_t addresses, std::uintptr_t numels, std::uintptr_t rows, std::uintptr_t constants,
-    std::uintptr_t control, std::uintptr_t limits, std::uintptr_t prepared_control,
-    std::uintptr_t row_sources, std::uintptr_t counters, std::uintptr_t chunk_tensors,
-    std::uintptr_t chunk_first_blocks, std::int64_t num_tensors, std::int64_t num_chunks,
-    std::int64_t blocks_per_chunk, std::uintptr_t partial_sums, std::int64_t num_late_rows,
-    bool counts_on_device, const std::vector<int>& slot_dtypes, int compute_dtype) {
+padam::DeviceTable device_table(std::uintptr_t addresses, std::uintptr_t numels,
+                                std::uintptr_t salts, std::uintptr_t rows, std::uintptr_t constants,
+                                std::uintptr_t control, std::uintptr_t limits,
+                                std::uintptr_t prepared_control, std::uintptr_t row_sources,
+                                std::uintptr_t counters, std::uintptr_t chunk_tensors,
+                                std::uintptr_t chunk_first_blocks, std::int64_t num_tensors,
+                                std::int64_t num_chunks, std::int64_t blocks_per_chunk,
+                                std::uintptr_t partial_sums, std::int64_t num_late_rows,
+                                bool counts_on_device, const std::vector<int>& slot_dtypes,
+                                int compute_dtype) {
   padam::DeviceTable table;
   table.addresses = at_address<const std::int64_t*>(addresses);
   table.numels = at_address<const std::int64_t*>(numels);
+  table.salts = at_address<const std::int64_t*>(salts);
   table.rows = at_address<const std::int64_t*>(rows);
   table.constants = at_address<padam::Constants<double>*>(constants);
   table.control = at_address<const padam::Control*>(control);
@@ -77,11 +81,13 @@ padam::PrepareInputs prepare_inputs(std::uintptr_t sums, std::int64_t num_sums,
           at_address<std::int64_t*>(skipped)};
 }
 
-void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::buffer& rows,
-              const py::buffer& constants, const std::vector<int>& slot_dtypes, int compute_dtype,
-              double grad_factor, int num_threads, const std::string& simd_level) {
+void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::buffer& salts,
+              const py::buffer& rows, const py::buffer& constants,
+              const std::vector<int>& slot_dtypes, int compute_dtype, double grad_factor,
+              int num_threads, const std::string& simd_level) {
   const py::buffer_info numels_info = numels.request();
   const py::buffer_info addresses_info = addresses.request();
+  const py::buffer_info salts_info = salts.request();
   const py::buffer_info rows_info = rows.request();
   const py::buffer_info constants_info = constants.request();
   constexpr py::ssize_t kFields = sizeof(padam::Constants<double>) / sizeof(double);
@@ -91,6 +97,7 @@ void step_cpu(const py::buffer& addresses, const py::buffer& numels, const py::b
   table.numels = items<std::int64_t>(numels_info, "numels", table.num_tensors);
   table.addresses =
       items<std::int64_t>(addresses_info, "addresses", padam::kSlots * table.num_tensors);
+  table.salts = items<std::int64_t>(salts_info, "salts", table.num_tensors);
   table.rows = items<std::int64_t>(rows_info, "rows", table.num_tensors);
   table.num_rows = constants_info.size / kFields;
   table.constants = reinterpret_cast<const padam::Constants<double>*>(
@@ -155,9 +162,10 @@ py::bytes add_to_steps(const py::buffer& addresses, float amount) {
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Native kernels of padam_ext, called with addresses; see launch_table.py.";
-  module.def("step_cpu", &step_cpu, py::arg("addresses"), py::arg("numels"), py::arg("rows"),
-             py::arg("constants"), py::arg("slot_dtypes"), py::arg("compute_dtype"),
-             py::arg("grad_factor"), py::arg("num_threads"), py::arg("simd_level"));
+  module.def("step_cpu", &step_cpu, py::arg("addresses"), py::arg("numels"), py::arg("salts"),
+             py::arg("rows"), py::arg("constants"), py::arg("slot_dtypes"),
+             py::arg("compute_dtype"), py::arg("grad_factor"), py::arg("num_threads"),
+             py::arg("simd_level"));
   module.def("sum_of_squares_cpu", &sum_of_squares_cpu, py::arg("addresses"), py::arg("numels"),
              py::arg("grad_dtype"), py::arg("num_threads"), py::arg("simd_level"));
   module.def("add_to_steps", &add_to_steps, py::arg("addresses"), py::arg("amount"));
@@ -174,12 +182,12 @@ PYBIND11_MODULE(_native, module) {
   // A table in a device's memory, see device_table.py.
   py::class_<padam::DeviceTable>(module, "DeviceTable")
       .def(py::init(&device_table), py::kw_only(), py::arg("addresses"), py::arg("numels"),
-           py::arg("rows"), py::arg("constants"), py::arg("control"), py::arg("limits"),
-           py::arg("prepared_control"), py::arg("row_sources"), py::arg("counters"),
-           py::arg("chunk_tensors"), py::arg("chunk_first_blocks"), py::arg("num_tensors"),
-           py::arg("num_chunks"), py::arg("blocks_per_chunk"), py::arg("partial_sums"),
-           py::arg("num_late_rows"), py::arg("counts_on_device"), py::arg("slot_dtypes"),
-           py::arg("compute_dtype"));
+           py::arg("salts"), py::arg("rows"), py::arg("constants"), py::arg("control"),
+           py::arg("limits"), py::arg("prepared_control"), py::arg("row_sources"),
+           py::arg("counters"), py::arg("chunk_tensors"), py::arg("chunk_first_blocks"),
+           py::arg("num_tensors"), py::arg("num_chunks"), py::arg("blocks_per_chunk"),
+           py::arg("partial_sums"), py::arg("num_late_rows"), py::arg("counts_on_device"),
+           py::arg("slot_dtypes"), py::arg("compute_dtype"));
   py::class_<padam::PrepareInputs>(module, "PrepareInputs")
       .def(py::init(&prepare_inputs), py::kw_only(), py::arg("sums"), py::arg("num_sums"),
            py::arg("grad_scale"), py::arg("grad_scale_is_double"), py::arg("found_inf"),

@@ -1,20 +1,26 @@
 // How elements are stored: `load` gives what the update computes with, `store` rounds it to nearest
-// even. Half types are float32 in arithmetic; float32 and float64 are stored as they are.
+// even. Half types are float32 in arithmetic; float32 and float64 are stored as they are. A
+// bfloat16 may also be rounded stochastically, or be the upper half of a float32 whose lower half
+// is in another slot. packed_states.h has the codecs of words that hold several values.
 //
 // By integer arithmetic that compilers vectorize; denormals, infinities and NaN are kept.
 #pragma once
 
 #include <cstdint>
 
+#include "bits.h"
 #include "launch_table.h"
-#include "padam_math.h"
 
 namespace padam {
 
-// Whether there is a codec between two dtypes.
-constexpr bool has_codec(DType stored, DType compute) {
+// Whether there is a codec between what a slot stores and the arithmetic.
+constexpr bool has_codec(Slot slot, DType stored, DType compute) {
+  const bool single = compute == DType::float32;
+  if (slot == Slot::param_low) return single && stored == DType::int16;
+  if (slot == Slot::packed_mvh || slot == Slot::packed_mv) return single && stored == DType::int32;
+  if (stored == DType::stochastic_bfloat16) return single && slot == Slot::param;
   const bool half = stored == DType::bfloat16 || stored == DType::float16;
-  return stored == compute || (half && compute == DType::float32);
+  return stored == compute || (half && single);
 }
 
 struct bfloat16 {
@@ -22,6 +28,11 @@ struct bfloat16 {
 };
 
 struct float16 {
+  std::uint16_t bits;
+};
+
+// A bfloat16 parameter that is rounded stochastically.
+struct stochastic_bfloat16 {
   std::uint16_t bits;
 };
 
@@ -35,6 +46,36 @@ PADAM_INLINE void store(float value, bfloat16& to) {
   const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   to.bits = static_cast<std::uint16_t>(is_nan ? quiet_nan : rounded);
+}
+
+PADAM_INLINE float load(stochastic_bfloat16 value) { return load(bfloat16{value.bits}); }
+
+PADAM_INLINE bool is_nan(std::uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+
+// Up with the probability of what is cut off. NaN needs a word of its own, since adding to it could
+// make a number of it.
+PADAM_INLINE void store(float value, std::uint32_t random, stochastic_bfloat16& to) {
+  const std::uint32_t bits = word_of(value);
+  const std::uint32_t sum = is_nan(bits) ? 0x7fc00000u : bits + (random >> 16);
+  to.bits = static_cast<std::uint16_t>(sum >> 16);
+}
+
+// A float32 as a bfloat16, rounded to nearest with ties away from zero, and its lower half, so that
+// the two together keep every bit: half a unit of the upper is what the lower, signed, can take
+// back.
+PADAM_INLINE void store(float value, bfloat16& high, std::uint16_t& low) {
+  const std::uint32_t bits = is_nan(word_of(value)) ? 0x7fc00000u : word_of(value);
+  high.bits = static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
+  low = static_cast<std::uint16_t>(bits & 0xffffu);
+}
+
+// A zero that somebody wrote into the parameter takes no negative rest, which would make it NaN.
+PADAM_INLINE float load(float high, std::uint16_t low) {
+  const std::uint32_t bits = word_of(high);
+  const std::uint32_t borrow = (low & 0x8000u) << 1;
+  const std::uint32_t sum = bits + low - borrow;
+  const bool is_zero = (bits & 0x7fffffffu) == 0;
+  return float_of(is_zero && borrow != 0 ? bits : sum);
 }
 
 PADAM_INLINE float load(float16 value) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "codecs.h"
+#include "padam_math.h"
 #include "signature.h"
 
 namespace padam {
@@ -34,22 +35,47 @@ struct Types {
   using Stored = typename TypeAt<static_cast<int>(slot), StoredTypes...>::Type;
   template <Slot slot>
   static constexpr bool has = !std::is_same_v<Stored<slot>, Absent>;
+
+  static constexpr bool is_packed = has<Slot::packed_mvh> || has<Slot::packed_mv>;
+  static constexpr bool is_stochastic = std::is_same_v<Stored<Slot::param>, stochastic_bfloat16>;
+  static constexpr bool draws = is_packed || is_stochastic;
+  static constexpr Maximum maximum = has<Slot::packed_mvh>       ? Maximum::coded
+                                     : has<Slot::max_exp_avg_sq> ? Maximum::exact
+                                                                 : Maximum::none;
 };
 
 template <typename... Each>
 struct List {};
 
+template <typename... Lists>
+struct Joined;
+template <typename... Each>
+struct Joined<List<Each...>> {
+  using Type = List<Each...>;
+};
+template <typename... First, typename... Second, typename... Rest>
+struct Joined<List<First...>, List<Second...>, Rest...> {
+  using Type = typename Joined<List<First..., Second...>, Rest...>::Type;
+};
+
+// Those of one kind of parameter and gradient, with moments in each of the ways there are.
+using A = Absent;
+using Word = std::uint32_t;
+template <typename T, typename Param, typename Grad, typename Low = A>
+using OfFloats = List<Types<T, Param, Grad, T, T, A, A, A, Low>,  //
+                      Types<T, Param, Grad, T, T, T, A, A, Low>>;
+template <typename Param, typename Grad, typename Low = A>
+using OfAll = typename Joined<OfFloats<float, Param, Grad, Low>,
+                              List<Types<float, Param, Grad, A, A, A, Word, A, Low>,
+                                   Types<float, Param, Grad, A, A, A, A, Word, Low>>>::Type;
+template <typename Param, typename Low = A>
+using OfHalf = typename Joined<OfAll<Param, Param, Low>, OfAll<Param, float, Low>>::Type;
+
 // One kernel for each of these.
-using CompiledSignatures = List<  //
-    Types<float, float, float, float, float>, Types<float, float, float, float, float, float>,
-    Types<double, double, double, double, double>,
-    Types<double, double, double, double, double, double>,
-    Types<float, bfloat16, bfloat16, float, float>,
-    Types<float, bfloat16, bfloat16, float, float, float>,
-    Types<float, bfloat16, float, float, float>, Types<float, bfloat16, float, float, float, float>,
-    Types<float, float16, float16, float, float>,
-    Types<float, float16, float16, float, float, float>, Types<float, float16, float, float, float>,
-    Types<float, float16, float, float, float, float>>;
+using CompiledSignatures =
+    typename Joined<OfAll<float, float>, OfFloats<double, double, double>, OfHalf<bfloat16>,
+                    OfHalf<float16>, OfAll<stochastic_bfloat16, bfloat16>,
+                    OfAll<stochastic_bfloat16, float>, OfHalf<bfloat16, std::uint16_t>>::Type;
 
 template <typename Stored>
 constexpr DType kDTypeOf = DType::absent;
@@ -61,6 +87,12 @@ template <>
 constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
 template <>
 constexpr DType kDTypeOf<float16> = DType::float16;
+template <>
+constexpr DType kDTypeOf<std::uint32_t> = DType::int32;
+template <>
+constexpr DType kDTypeOf<std::uint16_t> = DType::int16;
+template <>
+constexpr DType kDTypeOf<stochastic_bfloat16> = DType::stochastic_bfloat16;
 
 // As an argument: the indices of all slots.
 using EachSlot = std::make_integer_sequence<int, kSlots>;

@@ -11,6 +11,8 @@
 #include "compiled_signatures.h"
 #include "launch_table.h"
 #include "padam_math.h"
+#include "random_bits.h"
+#include "stored_element.h"
 
 namespace padam {
 
@@ -26,9 +28,10 @@ struct RowSource {
   std::int64_t bias_correction;  // a BiasCorrection
   double coupled_factor;         // of weight_decay: 1, -1 to maximize, 0 where it is decoupled
   double decoupled_factor;       // of lr * weight_decay: 1 or 0
+  double maximum_scale;          // of inverse_correction
   double step;                   // number of this update; negative: the tensor's own counter
 };
-static_assert(sizeof(RowSource) == 10 * 8, "rows.py packs ten words");
+static_assert(sizeof(RowSource) == 11 * 8, "rows.py packs eleven words");
 
 // What holds for the whole step.
 struct Control {
@@ -47,6 +50,7 @@ struct Limits {
 struct DeviceTable {
   const std::int64_t* addresses;           // [kSlots][num_tensors]
   const std::int64_t* numels;              // [num_tensors]
+  const std::int64_t* salts;               // [num_tensors], of random numbers
   const std::int64_t* rows;                // [num_tensors]
   Constants<double>* constants;            // [row]
   const Control* control;                  // what the step reads
@@ -115,61 +119,65 @@ PADAM_INLINE void store_pack(T* to, const Pack<T, width>& values) {
   *checked(reinterpret_cast<Pack<T, width>*>(to)) = values;
 }
 
-// Reads one slot of elements [at, at + width), if it is there.
+// Reads what one slot stores for elements [at, at + width), if it is there.
 template <typename Types, Slot slot, int width>
 PADAM_INLINE void load_slot(const Operands& tensor, std::int64_t at,
-                            Element<typename Types::T> (&elements)[width]) {
+                            Stored<Types> (&stored)[width]) {
   if constexpr (Types::template has<slot>) {
-    constexpr int index = static_cast<int>(slot);
-    using Stored = typename Types::template Stored<slot>;
-    const auto pack = load_pack<width>(pointer<const Stored>(tensor.addresses[index]) + at);
+    using Item = typename Types::template Stored<slot>;
+    const auto* from = pointer<const Item>(tensor.addresses[static_cast<int>(slot)]) + at;
+    const auto pack = load_pack<width>(from);
 #pragma unroll
-    for (int i = 0; i < width; ++i) elements[i].values[index] = load(pack.items[i]);
+    for (int i = 0; i < width; ++i) part<slot>(stored[i]) = pack.items[i];
   }
 }
 
 // Writes it, unless it is the gradient.
 template <typename Types, Slot slot, int width>
 PADAM_INLINE void store_slot(const Operands& tensor, std::int64_t at,
-                             const Element<typename Types::T> (&elements)[width]) {
+                             const Stored<Types> (&stored)[width]) {
   if constexpr (Types::template has<slot> && slot != Slot::grad) {
-    constexpr int index = static_cast<int>(slot);
-    using Stored = typename Types::template Stored<slot>;
-    Pack<Stored, width> pack;
+    using Item = typename Types::template Stored<slot>;
+    Pack<Item, width> pack;
 #pragma unroll
-    for (int i = 0; i < width; ++i) store(elements[i].values[index], pack.items[i]);
-    store_pack<width>(pointer<Stored>(tensor.addresses[index]) + at, pack);
+    for (int i = 0; i < width; ++i) pack.items[i] = part<slot>(stored[i]);
+    store_pack<width>(pointer<Item>(tensor.addresses[static_cast<int>(slot)]) + at, pack);
   }
 }
 
 // Steps elements [at, at + width) of a tensor; an address of that many elements must be aligned.
 template <Root root, int width, typename Types, typename T, int... slots>
 PADAM_INLINE void step_elements(const Operands& tensor, std::int64_t at, const Constants<T>& c,
-                                T grad_factor, Decay decay, std::integer_sequence<int, slots...>) {
-  Element<T> elements[width];
-  (load_slot<Types, static_cast<Slot>(slots)>(tensor, at, elements), ...);
+                                T grad_factor, Decay decay, std::uint32_t key,
+                                std::integer_sequence<int, slots...>) {
+  Stored<Types> stored[width];
+  (load_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored), ...);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    update_element<root, Types>(elements[i], c, grad_factor, decay);
+    Element<T> element;
+    decode<Types>(stored[i], element);
+    update_element<root, Types::maximum>(element, c, grad_factor, decay);
+    encode<Types>(element, static_cast<std::uint32_t>(at + i), key, stored[i]);
   }
-  (store_slot<Types, static_cast<Slot>(slots)>(tensor, at, elements), ...);
+  (store_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored), ...);
 }
 
 // Steps a thread's share of elements [begin, end), which begin at a block: whole blocks of aligned
 // tensors in packs; what is left element by element, neighbours by neighbouring threads.
 template <Root root, typename Types, typename T>
 PADAM_INLINE void step_share(const Operands& tensor, std::int64_t begin, std::int64_t end,
-                             int thread, bool aligned, const Constants<T>& c, T grad_factor) {
+                             int thread, bool aligned, const Constants<T>& c, T grad_factor,
+                             std::uint32_t key) {
   const Decay decay = decay_of(c);
   const std::int64_t in_blocks = (end - begin) / kBlock<T> * kBlock<T>;
   const std::int64_t whole = aligned ? begin + in_blocks : begin;
   for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
-    step_elements<root, kWidth<T>, Types>(tensor, at, c, grad_factor, decay, EachSlot());
+    step_elements<root, kWidth<T>, Types>(tensor, at, c, grad_factor, decay, key, EachSlot());
   }
   // Unrolled it would take more registers, and gain nothing: loads wait for the stores before them.
 #pragma unroll 1
   for (std::int64_t at = whole + thread; at < end; at += kThreads) {
-    step_elements<root, 1, Types>(tensor, at, c, grad_factor, decay, EachSlot());
+    step_elements<root, 1, Types>(tensor, at, c, grad_factor, decay, key, EachSlot());
   }
 }
 
@@ -214,23 +222,28 @@ PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int 
 
   if (static_cast<T>(table.control->skip) != T(0)) return;
   const T grad_factor = static_cast<T>(table.control->grad_factor);
-  const Constants<T> c = rounded<T>(table.constants[table.rows[tensor]]);
+  const Constants<double>& row = table.constants[table.rows[tensor]];
+  const Constants<T> c = rounded<T>(row);
+  const std::uint32_t key = Types::draws ? step_key(row.seed, table.salts[tensor], row.step) : 0;
   switch (root_of(c)) {
     case Root::none:
-      return step_share<Root::none, Types>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::none, Types>(operands, begin, end, thread, aligned, c, grad_factor,
+                                           key);
     case Root::half:
-      return step_share<Root::half, Types>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::half, Types>(operands, begin, end, thread, aligned, c, grad_factor,
+                                           key);
     case Root::quarter:
-      return step_share<Root::quarter, Types>(operands, begin, end, thread, aligned, c,
-                                              grad_factor);
+      return step_share<Root::quarter, Types>(operands, begin, end, thread, aligned, c, grad_factor,
+                                              key);
     case Root::eighth:
-      return step_share<Root::eighth, Types>(operands, begin, end, thread, aligned, c, grad_factor);
+      return step_share<Root::eighth, Types>(operands, begin, end, thread, aligned, c, grad_factor,
+                                             key);
     case Root::sixteenth:
       return step_share<Root::sixteenth, Types>(operands, begin, end, thread, aligned, c,
-                                                grad_factor);
+                                                grad_factor, key);
     default:
-      return step_share<Root::general, Types>(operands, begin, end, thread, aligned, c,
-                                              grad_factor);
+      return step_share<Root::general, Types>(operands, begin, end, thread, aligned, c, grad_factor,
+                                              key);
   }
 }
 

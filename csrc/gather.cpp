@@ -206,6 +206,12 @@ Reading Gatherer::read_states(const py::object& states, const py::list& params,
         reading.add(0);
         continue;
       }
+      if (PyLong_Check(value)) {
+        int overflow = 0;
+        reading.add(PyLong_AsLongLongAndOverflow(value, &overflow));
+        readable = overflow == 0;
+        continue;
+      }
       try {
         Seen seen;
         reading.add(read(value, dtensor, reading, seen));

@@ -57,7 +57,8 @@ class Gatherer {
   // `dtensor` is the class whose instances are read as the local tensors in them, or None.
   py::tuple gather(const py::list& selection, const py::object& dtensor);
 
-  // A Reading of the states of parameters: of the tensors under these keys, as far as present.
+  // A Reading of the states of parameters: of the tensors and ints under these keys, as far as
+  // present.
   Reading read_states(const py::object& states, const py::list& params, const py::tuple& keys,
                       const py::object& dtensor) const;
 

@@ -8,32 +8,50 @@
 
 namespace padam {
 
-// The codes that Python uses. A slot that a table does not have is absent.
-enum class DType : int { absent = -1, float32, float64, bfloat16, float16, count };
-
-// Rows of the address matrix; order and names are those of slots.py's SLOTS.
-enum class Slot : int { param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, count };
-
-constexpr int kSlots = static_cast<int>(Slot::count);
-
-// What there is to know of each, in the same order.
-struct SlotTraits {
-  const char* name;
-  bool may_be_absent;
+// The codes that Python uses. A slot that a table does not have is absent. The last one is of
+// parameters that are rounded stochastically.
+enum class DType : int {
+  absent = -1,
+  float32,
+  float64,
+  bfloat16,
+  float16,
+  int32,
+  int16,
+  stochastic_bfloat16,
+  count
 };
 
-constexpr SlotTraits kSlotTraits[kSlots] = {
-    {"param", false},      {"grad", false},          {"exp_avg", false},
-    {"exp_avg_sq", false}, {"max_exp_avg_sq", true},
+// Rows of the address matrix; order and names are those of slots.py's SLOTS.
+enum class Slot : int {
+  param,
+  grad,
+  exp_avg,
+  exp_avg_sq,
+  max_exp_avg_sq,
+  packed_mvh,
+  packed_mv,
+  param_low,
+  count
+};
+
+constexpr int kSlots = static_cast<int>(Slot::count);
+// The first of them are the values of the arithmetic, too. A packed slot stores several of them.
+constexpr int kValues = static_cast<int>(Slot::packed_mvh);
+
+constexpr const char* kSlotNames[kSlots] = {
+    "param",          "grad",       "exp_avg",   "exp_avg_sq",
+    "max_exp_avg_sq", "packed_mvh", "packed_mv", "param_low",
 };
 
 // How all tensors of one table are stored, slot by slot, and what their update is computed in:
-// float32 or float64. AMSGrad is the presence of max_exp_avg_sq.
+// float32 or float64. AMSGrad is the presence of max_exp_avg_sq or packed_mvh.
 struct Signature {
   DType slots[kSlots];
   DType compute;
 
   DType of(Slot slot) const { return slots[static_cast<int>(slot)]; }
+  bool has(Slot slot) const { return of(slot) != DType::absent; }
 };
 
 // What the update of an element needs to know, the same for all elements of a param group at one
@@ -55,12 +73,15 @@ struct Constants {
   T exponent_high;
   T exponent_low;
   T root;
+  T seed;
+  T step;
 };
 
 struct LaunchTable {
   std::int64_t num_tensors;
   const std::int64_t* addresses;  // [kSlots][num_tensors], 0 where a slot is absent
   const std::int64_t* numels;     // [num_tensors], in real numbers: a complex element counts twice
+  const std::int64_t* salts;      // [num_tensors], of random numbers
   const std::int64_t* rows;       // [num_tensors], index into constants
   std::int64_t num_rows;
   const Constants<double>* constants;  // [num_rows]

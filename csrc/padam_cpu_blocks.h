@@ -38,6 +38,7 @@ float* loaded(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int
     case DType::float32:
       return element<float>(table, slot, tensor, at);
     case DType::bfloat16:
+    case DType::stochastic_bfloat16:
       return load_block(element<bfloat16>(table, slot, tensor, at), buffer, numel);
     case DType::float16:
       return load_block(element<float16>(table, slot, tensor, at), buffer, numel);

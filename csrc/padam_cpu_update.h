@@ -15,12 +15,13 @@ namespace {
 // What a span is stepped on, in the dtype of the arithmetic.
 template <typename T>
 struct Operands {
-  T* slots[kSlots];  // null where absent
+  T* values[kValues];  // null where absent
+  Maximum maximum;
 
-  T* operator[](Slot slot) const { return slots[static_cast<int>(slot)]; }
+  T* operator[](Slot slot) const { return values[static_cast<int>(slot)]; }
 };
 
-template <Root root, Decay decay, bool amsgrad, typename T>
+template <Root root, Decay decay, Maximum maximum, typename T>
 void update_loop(const Operands<T>& operands, std::int64_t numel, const Constants<T>& row_constants,
                  T grad_factor) {
   const Constants<T> constants = row_constants;  // a local copy: no store below can alias it
@@ -29,11 +30,12 @@ void update_loop(const Operands<T>& operands, std::int64_t numel, const Constant
   T* __restrict m = operands[Slot::exp_avg];
   T* __restrict v = operands[Slot::exp_avg_sq];
   T* __restrict h = operands[Slot::max_exp_avg_sq];
+  constexpr bool has_maximum = maximum != Maximum::none;
 #pragma omp simd
   for (std::int64_t i = 0; i < numel; ++i) {
     T unused = T(0);
-    const T d = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants,
-                               grad_factor, decay, amsgrad);
+    const T d = update_moments(param[i], grad[i], m[i], v[i], has_maximum ? h[i] : unused,
+                               constants, grad_factor, decay, maximum);
     param[i] = update_param<root>(param[i], m[i], d, constants, decay);
   }
 }
@@ -44,17 +46,18 @@ void update_loop(const Operands<T>& operands, std::int64_t numel, const Constant
 constexpr std::int64_t kBlock = 128;
 
 // Returns whether every d is tame (see kSmallestTame), or true if the root is not the general one.
-template <Root root, Decay decay, bool amsgrad>
+template <Root root, Decay decay, Maximum maximum>
 bool moments_block(const float* __restrict param, const float* __restrict grad, float* __restrict m,
                    float* __restrict v, float* __restrict h, float* __restrict d,
                    std::int64_t numel, const Constants<float>& row_constants, float grad_factor) {
   const Constants<float> constants = row_constants;
+  constexpr bool has_maximum = maximum != Maximum::none;
   int num_wild = 0;
 #pragma omp simd reduction(+ : num_wild)
   for (std::int64_t i = 0; i < numel; ++i) {
     float unused = 0.0f;
-    d[i] = update_moments(param[i], grad[i], m[i], v[i], amsgrad ? h[i] : unused, constants,
-                          grad_factor, decay, amsgrad);
+    d[i] = update_moments(param[i], grad[i], m[i], v[i], has_maximum ? h[i] : unused, constants,
+                          grad_factor, decay, maximum);
     // Only the general root asks.
     if (root == Root::general) {
       num_wild += d[i] >= kSmallestTame && d[i] <= kLargestTame ? 0 : 1;
@@ -97,7 +100,7 @@ void param_block_by_powers(float* __restrict param, const float* __restrict m,
   }
 }
 
-template <Root root, Decay decay, bool amsgrad>
+template <Root root, Decay decay, Maximum maximum>
 void blockwise_loop(const Operands<float>& operands, std::int64_t numel,
                     const Constants<float>& constants, float grad_factor) {
   float d[kBlock];
@@ -107,8 +110,8 @@ void blockwise_loop(const Operands<float>& operands, std::int64_t numel,
     float* param = operands[Slot::param] + at;
     float* m = operands[Slot::exp_avg] + at;
     float* v = operands[Slot::exp_avg_sq] + at;
-    float* h = amsgrad ? operands[Slot::max_exp_avg_sq] + at : nullptr;
-    const bool all_tame = moments_block<root, decay, amsgrad>(
+    float* h = maximum != Maximum::none ? operands[Slot::max_exp_avg_sq] + at : nullptr;
+    const bool all_tame = moments_block<root, decay, maximum>(
         param, operands[Slot::grad] + at, m, v, h, d, count, constants, grad_factor);
     if (root == Root::general && all_tame) {
       power_block(d, y, count, constants);
@@ -120,32 +123,39 @@ void blockwise_loop(const Operands<float>& operands, std::int64_t numel,
 }
 
 // From the options of a row to the loop compiled for them.
-template <Root root, Decay decay, bool amsgrad, typename T, typename... Arguments>
+template <Root root, Decay decay, Maximum maximum, typename T, typename... Arguments>
 void update_root(const Operands<T>& operands, Arguments... arguments) {
   constexpr bool long_chain = root == Root::general || root == Root::eighth;
   if constexpr (long_chain && std::is_same_v<T, float>) {
-    blockwise_loop<root, decay, amsgrad>(operands, arguments...);
+    blockwise_loop<root, decay, maximum>(operands, arguments...);
   } else {
-    update_loop<root, decay, amsgrad, T>(operands, arguments...);
+    update_loop<root, decay, maximum, T>(operands, arguments...);
   }
 }
 
 template <Root root, Decay decay, typename T, typename... Arguments>
-void update_amsgrad(const Operands<T>& operands, Arguments... arguments) {
-  operands[Slot::max_exp_avg_sq] != nullptr
-      ? update_root<root, decay, true>(operands, arguments...)
-      : update_root<root, decay, false>(operands, arguments...);
+void update_maximum(const Operands<T>& operands, Arguments... arguments) {
+  switch (operands.maximum) {
+    case Maximum::none:
+      return update_root<root, decay, Maximum::none>(operands, arguments...);
+    case Maximum::exact:
+      return update_root<root, decay, Maximum::exact>(operands, arguments...);
+    case Maximum::coded:
+      if constexpr (std::is_same_v<T, float>) {
+        return update_root<root, decay, Maximum::coded>(operands, arguments...);
+      }
+  }
 }
 
 template <Root root, typename T, typename... Arguments>
 void update_decay(const Row& row, const Operands<T>& operands, Arguments... arguments) {
   switch (row.decay) {
     case Decay::none:
-      return update_amsgrad<root, Decay::none>(operands, arguments...);
+      return update_maximum<root, Decay::none>(operands, arguments...);
     case Decay::coupled:
-      return update_amsgrad<root, Decay::coupled>(operands, arguments...);
+      return update_maximum<root, Decay::coupled>(operands, arguments...);
     case Decay::decoupled:
-      return update_amsgrad<root, Decay::decoupled>(operands, arguments...);
+      return update_maximum<root, Decay::decoupled>(operands, arguments...);
   }
 }
 

@@ -10,15 +10,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "bits.h"
 #include "launch_table.h"
-
-#if defined(__CUDACC__)
-#define PADAM_INLINE static __host__ __device__ __forceinline__
-#else
-#define PADAM_INLINE static inline __attribute__((always_inline))
-#endif
-// Static, since the CPU code is compiled once per instruction set: the linker must not give one
-// set's functions to another.
+#include "packed_states.h"
 
 namespace padam {
 
@@ -27,6 +21,10 @@ namespace padam {
 enum class Root : int { none, half, quarter, eighth, sixteenth, general, count };
 
 enum class Decay : int { none, coupled, decoupled };
+
+// What running maximum there is: none without amsgrad; of v; or, in packed states, of v rounded up
+// to the codes in which it is stored.
+enum class Maximum : int { none, exact, coded };
 
 // A row of the table, rounded to the type that is computed with.
 template <typename T>
@@ -72,18 +70,6 @@ PADAM_INLINE float rounded_once(float a, float b, float c) {
 }
 #endif
 PADAM_INLINE double rounded_once(double a, double b, double c) { return multiply_add(a, b, c); }
-
-PADAM_INLINE std::int32_t bits_of(float value) {
-  std::int32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-PADAM_INLINE float float_of(std::int32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
 
 // Where d lies between these, d^(-2p) and all that leads to it stay far from the ends of float32.
 constexpr float kSmallestTame = 0x1p-120f;
@@ -198,19 +184,23 @@ PADAM_INLINE double times_one_minus_beta2(double g, const Constants<double>& c) 
   return (c.one_minus_beta2_high + c.one_minus_beta2_low) * g;
 }
 
+PADAM_INLINE float coded_maximum(float v) { return upper_end(v); }
+PADAM_INLINE double coded_maximum(double v) { return v; }  // there is no such state
+
 // First half of the update of one element: moves the moments and returns d, the denominator
-// before the power. `h` is not touched without amsgrad.
+// before the power. `h` is not touched without a maximum.
 template <typename T>
 PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c, T grad_factor,
-                              Decay decay, bool amsgrad) {
+                              Decay decay, Maximum maximum) {
   g = g * grad_factor;
   if (decay == Decay::coupled) g = rounded_once(c.coupled_decay, x, g);
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
   v = rounded_once(times_one_minus_beta2(g, c), g, c.beta2 * v);
   T second_moment = v;
-  if (amsgrad) {
-    const T larger = v > h ? v : h;
-    h = v == v ? larger : v;  // a NaN in either stays, as in torch.maximum
+  if (maximum != Maximum::none) {
+    const T reached = maximum == Maximum::coded ? coded_maximum(v) : v;
+    const T larger = reached > h ? reached : h;
+    h = reached == reached ? larger : reached;  // a NaN in either stays, as in torch.maximum
     second_moment = h;
   }
   return multiply_add(square_root(second_moment), c.inverse_correction, c.eps);
@@ -242,23 +232,26 @@ PADAM_INLINE T update_param(T x, T m, T d, const Constants<T>& c, Decay decay) {
 // The values of one element, in the dtype of the arithmetic.
 template <typename T>
 struct Element {
-  T values[kSlots];
+  T values[kValues];
 };
 
 template <typename T>
 PADAM_INLINE T& at(Element<T>& element, Slot slot) {
   return element.values[static_cast<int>(slot)];
 }
+template <typename T>
+PADAM_INLINE const T& at(const Element<T>& element, Slot slot) {
+  return element.values[static_cast<int>(slot)];
+}
 
 // The whole update of an element. What is not there of a signature is not touched.
-template <Root root, typename Types, typename T>
+template <Root root, Maximum maximum, typename T>
 PADAM_INLINE void update_element(Element<T>& element, const Constants<T>& c, T grad_factor,
                                  Decay decay) {
   T& x = at(element, Slot::param);
   T& m = at(element, Slot::exp_avg);
   const T d = update_moments(x, at(element, Slot::grad), m, at(element, Slot::exp_avg_sq),
-                             at(element, Slot::max_exp_avg_sq), c, grad_factor, decay,
-                             Types::template has<Slot::max_exp_avg_sq>);
+                             at(element, Slot::max_exp_avg_sq), c, grad_factor, decay, maximum);
   x = update_param<root>(x, m, d, c, decay);
 }
 

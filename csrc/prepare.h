@@ -102,7 +102,8 @@ PADAM_INLINE void complete_row(Constants<double>& row, const RowSource& source, 
   row.step_size = lr * c;
   row.coupled_decay = times(source.coupled_factor, weight_decay);
   row.decoupled_decay = times(source.decoupled_factor, lr * weight_decay);
-  row.inverse_correction = 1.0 / r;
+  row.inverse_correction = source.maximum_scale / r;
+  row.step = step;
 }
 
 // What one thread of one block does once `total`, the sum of all sums, is known.

@@ -9,7 +9,8 @@
 namespace padam {
 
 // Throws std::invalid_argument, which names the slot and its value, for a code that is not a dtype,
-// an absent slot that every step needs, and a dtype that no codec converts to compute_dtype.
+// an absent slot that every step needs, slots that do not go together, and a dtype that no codec
+// converts to compute_dtype.
 Signature make_signature(const std::vector<int>& slot_dtypes, int compute_dtype);
 
 // One of the codes by itself, under its name. Throws std::invalid_argument.

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from padam_ext.kernels.packed_states import word_of
+
 
 @triton.jit
 def load(pointer, compute_dtype: tl.constexpr, mask, other):
@@ -14,3 +16,53 @@ def load(pointer, compute_dtype: tl.constexpr, mask, other):
 def store(pointer, value, mask):
     """Writes a block, rounded to nearest even where the storage dtype is narrower."""
     tl.store(pointer, value.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_word(pointer, mask):
+    """Reads a block of words that hold several values."""
+    return tl.load(pointer, mask=mask).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def store_word(pointer, word, mask):
+    """Writes it."""
+    tl.store(pointer, word.to(tl.int32, bitcast=True), mask=mask)
+
+
+@triton.jit
+def store_stochastic(pointer, value, random, mask):
+    """Writes float32 as bfloat16: up with the probability of what is cut off.
+
+    NaN has a word of its own, since adding to it could make a number of it.
+    """
+    store_upper_half(
+        pointer, tl.where(value != value, 0x7FC00000, word_of(value) + (random >> 16)), mask
+    )
+
+
+@triton.jit
+def load_split(pointer, low_pointer, mask):
+    """Reads float32 whose lower half is in another slot.
+
+    A zero that somebody wrote into the parameter takes no negative rest, which would make it NaN.
+    """
+    high = tl.load(pointer, mask=mask).to(tl.int16, bitcast=True).to(tl.int32) << 16
+    rest = tl.load(low_pointer, mask=mask).to(tl.int32)
+    rest = tl.where((high & 0x7FFFFFFF) == 0, tl.maximum(rest, 0), rest)
+    return (high + rest).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_split(pointer, low_pointer, value, mask):
+    """Writes it: the upper half rounded to nearest with ties away from zero, and the lower half."""
+    word = tl.where(value != value, 0x7FC00000, word_of(value))
+    store_upper_half(pointer, word + 0x8000, mask)
+    tl.store(low_pointer, word.to(tl.uint16).to(tl.int16, bitcast=True), mask=mask)
+
+
+@triton.jit
+def store_upper_half(pointer, word, mask):
+    """Writes the upper half of words as bfloat16."""
+    half = (word >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    tl.store(pointer, half, mask=mask)

@@ -1,9 +1,7 @@
 """The fused step of a whole list of tensors: one launch, one program for each chunk."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -14,8 +12,24 @@ from padam_ext.kernels.chunks import (
     triton_dtype,
     whole_blocks_end,
 )
-from padam_ext.kernels.codecs import load, store
+from padam_ext.kernels.codecs import (
+    load,
+    load_split,
+    load_word,
+    store,
+    store_split,
+    store_stochastic,
+    store_word,
+)
+from padam_ext.kernels.packed_states import pack_mv, pack_mvh, unpack_mv, unpack_mvh
 from padam_ext.kernels.padam_math import padam_update
+from padam_ext.kernels.random_bits import (
+    random_for_m,
+    random_for_v,
+    random_for_x,
+    random_word,
+    step_key,
+)
 
 
 def launch(table: Any, signature: Any, root: int) -> None:
@@ -25,12 +39,14 @@ def launch(table: Any, signature: Any, root: int) -> None:
 
     Args:
         table: a DeviceTable, made for blocks of `block_of`.
-        signature: its dtypes, one for each slot or None for an absent slot, and its compute_dtype.
+        signature: its dtypes, one for each slot or None for an absent slot, its compute_dtype, and
+            whether parameters are rounded stochastically.
         root: the one of the ROOTS that all rows share, or the general one.
     """
     multi_tensor_padam[(table.num_chunks,)](
         table.addresses,
         table.numels,
+        table.salts,
         table.rows,
         table.constants,
         table.control,
@@ -38,26 +54,37 @@ def launch(table: Any, signature: Any, root: int) -> None:
         table.chunk_first_blocks,
         len(table.numels),
         table.blocks_per_chunk,
-        **variant(signature.dtypes, signature.compute_dtype, root),
+        **variant(signature, root),
         **compiler_options(table.addresses.device),
     )
 
 
-def variant(
-    dtypes: Sequence[torch.dtype | None], compute_dtype: torch.dtype, root: int
-) -> dict[str, Any]:
+def variant(signature: Any, root: int) -> dict[str, Any]:
     """Constants of the kernel's variant for a signature and a root."""
-    storage = (None if dtype is None else triton_dtype(dtype) for dtype in dtypes)
+    storage = (None if dtype is None else triton_dtype(dtype) for dtype in signature.dtypes)
     return {
         **dict(zip(SLOTS, storage, strict=True)),
+        "STOCHASTIC": signature.stochastic,
         "ROOT": root,
-        **chunk_constants(compute_dtype),
+        **chunk_constants(signature.compute_dtype),
     }
 
 
-# The dtype of an absent slot is None. Only MAX_EXP_AVG_SQ can be absent, without amsgrad.
-SLOTS = ("PARAM", "GRAD", "EXP_AVG", "EXP_AVG_SQ", "MAX_EXP_AVG_SQ")
-NUM_CONSTANTS: tl.constexpr = tl.constexpr(14)  # fields of a row
+# The dtype of an absent slot is None. The moments are in the first two or three after GRAD, or in
+# one packed slot.
+SLOTS = (
+    "PARAM",
+    "GRAD",
+    "EXP_AVG",
+    "EXP_AVG_SQ",
+    "MAX_EXP_AVG_SQ",
+    "PACKED_MVH",
+    "PACKED_MV",
+    "PARAM_LOW",
+)
+NUM_CONSTANTS: tl.constexpr = tl.constexpr(16)  # fields of a row
+SEED: tl.constexpr = tl.constexpr(14)  # the last of them
+STEP: tl.constexpr = tl.constexpr(15)
 
 
 # `control` is one of two parts of a table: no reason to compile the kernel twice.
@@ -65,6 +92,7 @@ NUM_CONSTANTS: tl.constexpr = tl.constexpr(14)  # fields of a row
 def multi_tensor_padam(
     addresses,
     numels,
+    salts,
     rows,
     constants,
     control,
@@ -77,6 +105,10 @@ def multi_tensor_padam(
     EXP_AVG: tl.constexpr,
     EXP_AVG_SQ: tl.constexpr,
     MAX_EXP_AVG_SQ: tl.constexpr,
+    PACKED_MVH: tl.constexpr,
+    PACKED_MV: tl.constexpr,
+    PARAM_LOW: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
     ROOT: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -87,6 +119,7 @@ def multi_tensor_padam(
     Args:
         addresses: int64 [slot][tensor].
         numels: int64 [tensor].
+        salts: int64 [tensor], of random numbers.
         rows: int64 [tensor], index into constants.
         constants: float64 [row][field].
         control: float64 [2]: what gradients are multiplied by; 1 for a step to skip, else 0.
@@ -96,9 +129,13 @@ def multi_tensor_padam(
         blocks_per_chunk: blocks in each chunk, but for a tensor's last.
         PARAM: dtype in which parameters are stored.
         GRAD: of gradients.
-        EXP_AVG: of first moments.
-        EXP_AVG_SQ: of second moments.
-        MAX_EXP_AVG_SQ: of their running maxima; None without amsgrad.
+        EXP_AVG: of first moments; None where states are packed.
+        EXP_AVG_SQ: of second moments, likewise.
+        MAX_EXP_AVG_SQ: of their running maxima; None without amsgrad, too.
+        PACKED_MVH: of words that hold all three; None without.
+        PACKED_MV: of words that hold two; None without.
+        PARAM_LOW: of the lower halves of parameters; None without.
+        STOCHASTIC: whether parameters, bfloat16, are rounded stochastically.
         ROOT: how d^(2p) is taken, see padam_math.py.
         COMPUTE: dtype of the arithmetic.
         BLOCK: elements in a block, a power of two.
@@ -128,27 +165,54 @@ def multi_tensor_padam(
 
     x_address = tl.load(addresses + tensor)
     g_address = tl.load(addresses + num_tensors + tensor)
-    m_address = tl.load(addresses + 2 * num_tensors + tensor)
-    v_address = tl.load(addresses + 3 * num_tensors + tensor)
-    every_address = x_address | g_address | m_address | v_address
+    every_address = x_address | g_address
     x = x_address.to(tl.pointer_type(PARAM))
     g = g_address.to(tl.pointer_type(GRAD))
-    m = m_address.to(tl.pointer_type(EXP_AVG))
-    v = v_address.to(tl.pointer_type(EXP_AVG_SQ))
-    if MAX_EXP_AVG_SQ is None:
-        h = None
-    else:
+    m, v, h, word, low = None, None, None, None, None
+    if EXP_AVG is not None:
+        m_address = tl.load(addresses + 2 * num_tensors + tensor)
+        v_address = tl.load(addresses + 3 * num_tensors + tensor)
+        every_address |= m_address | v_address
+        m = m_address.to(tl.pointer_type(EXP_AVG))
+        v = v_address.to(tl.pointer_type(EXP_AVG_SQ))
+    if MAX_EXP_AVG_SQ is not None:
         h_address = tl.load(addresses + 4 * num_tensors + tensor)
         every_address |= h_address
         h = h_address.to(tl.pointer_type(MAX_EXP_AVG_SQ))
+    if PACKED_MVH is not None:
+        word_address = tl.load(addresses + 5 * num_tensors + tensor)
+        every_address |= word_address
+        word = word_address.to(tl.pointer_type(PACKED_MVH))
+    if PACKED_MV is not None:
+        word_address = tl.load(addresses + 6 * num_tensors + tensor)
+        every_address |= word_address
+        word = word_address.to(tl.pointer_type(PACKED_MV))
+    if PARAM_LOW is not None:
+        low_address = tl.load(addresses + 7 * num_tensors + tensor)
+        every_address |= low_address
+        low = low_address.to(tl.pointer_type(PARAM_LOW))
+    key = None
+    if STOCHASTIC or word is not None:
+        key = step_key(
+            tl.load(row + SEED).to(tl.int64),
+            tl.load(salts + tensor),
+            tl.load(row + STEP).to(tl.int64),
+        )
+    AMSGRAD: tl.constexpr = (MAX_EXP_AVG_SQ is not None) or (PACKED_MVH is not None)
 
     # Whole blocks of aligned tensors first, then what is left.
     whole = whole_blocks_end(every_address, begin, end, BLOCK)
     for start in range(begin, whole, BLOCK):
-        step_block(x, g, m, v, h, start, end, grad_factor, c, ROOT, COMPUTE, BLOCK, True)
+        step_block(
+            x, g, m, v, h, word, low, start, end, grad_factor, c, key,
+            STOCHASTIC, AMSGRAD, ROOT, COMPUTE, BLOCK, True,
+        )  # fmt: skip
     # One element for each thread, so that neighbours still share a memory transaction.
     for start in range(whole, end, NUM_THREADS):
-        step_block(x, g, m, v, h, start, end, grad_factor, c, ROOT, COMPUTE, NUM_THREADS, False)
+        step_block(
+            x, g, m, v, h, word, low, start, end, grad_factor, c, key,
+            STOCHASTIC, AMSGRAD, ROOT, COMPUTE, NUM_THREADS, False,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -158,16 +222,21 @@ def step_block(
     m,
     v,
     h,
+    word,
+    low,
     start,
     end,
     grad_factor,
     constants,
+    key,
+    STOCHASTIC: tl.constexpr,
+    AMSGRAD: tl.constexpr,
     ROOT: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Steps elements [start, min(start + BLOCK, end)) of one tensor.
+    """Steps elements [start, min(start + BLOCK, end)) of one tensor; what it lacks is None.
 
     WHOLE promises that there are BLOCK of them and that they begin at addresses that are multiples
     of 16.
@@ -179,29 +248,51 @@ def step_block(
         inside = offsets < end - start
     x_at = block_at(x, start, offsets, WHOLE)
     g_at = block_at(g, start, offsets, WHOLE)
-    m_at = block_at(m, start, offsets, WHOLE)
-    v_at = block_at(v, start, offsets, WHOLE)
-    if h is None:
-        old_h = None
+    if low is None:
+        old_x = load(x_at, COMPUTE, inside, None)
     else:
-        h_at = block_at(h, start, offsets, WHOLE)
-        old_h = load(h_at, COMPUTE, inside, None)
+        low_at = block_at(low, start, offsets, WHOLE)
+        old_x = load_split(x_at, low_at, inside)
+    grad = load(g_at, COMPUTE, inside, None)
+    old_h = None
+    if word is not None:
+        word_at = block_at(word, start, offsets, WHOLE)
+        if AMSGRAD:
+            old_m, old_v, old_h = unpack_mvh(load_word(word_at, inside))
+        else:
+            old_m, old_v = unpack_mv(load_word(word_at, inside))
+    else:
+        m_at = block_at(m, start, offsets, WHOLE)
+        v_at = block_at(v, start, offsets, WHOLE)
+        old_m = load(m_at, COMPUTE, inside, None)
+        old_v = load(v_at, COMPUTE, inside, None)
+        if AMSGRAD:
+            h_at = block_at(h, start, offsets, WHOLE)
+            old_h = load(h_at, COMPUTE, inside, None)
 
+    CODED: tl.constexpr = word is not None
     new_x, new_m, new_v, new_h = padam_update(
-        load(x_at, COMPUTE, inside, None),
-        load(g_at, COMPUTE, inside, None),
-        load(m_at, COMPUTE, inside, None),
-        load(v_at, COMPUTE, inside, None),
-        old_h,
-        grad_factor,
-        constants,
-        ROOT,
+        old_x, grad, old_m, old_v, old_h, grad_factor, constants, ROOT, CODED
     )
-    store(x_at, new_x, inside)
-    store(m_at, new_m, inside)
-    store(v_at, new_v, inside)
-    if h is not None:
-        store(h_at, new_h, inside)
+    if key is not None:
+        random = random_word(start + offsets, key)
+    if low is not None:
+        store_split(x_at, low_at, new_x, inside)
+    elif STOCHASTIC:
+        store_stochastic(x_at, new_x, random_for_x(random), inside)
+    else:
+        store(x_at, new_x, inside)
+    if word is not None:
+        if AMSGRAD:
+            new_word = pack_mvh(new_m, new_v, new_h, random_for_m(random), random_for_v(random))
+        else:
+            new_word = pack_mv(new_m, new_v, random_for_m(random), random_for_v(random))
+        store_word(word_at, new_word, inside)
+    else:
+        store(m_at, new_m, inside)
+        store(v_at, new_v, inside)
+        if AMSGRAD:
+            store(h_at, new_h, inside)
 
 
 @triton.jit

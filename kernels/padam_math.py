@@ -8,6 +8,8 @@ Arithmetic is in the dtype of the operands, float32 or float64.
 import triton
 import triton.language as tl
 
+from padam_ext.kernels.packed_states import upper_end
+
 # How d^(2p) is computed: values of ROOT, named after p, in the order of constants.py's ROOTS.
 # Square roots are cheap; the rest takes exp2 and log2, which also handles a zero or denormal d.
 HALF: tl.constexpr = tl.constexpr(1)
@@ -17,7 +19,7 @@ SIXTEENTH: tl.constexpr = tl.constexpr(4)
 
 
 @triton.jit
-def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr):
+def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr, CODED: tl.constexpr):
     """Makes one step.
 
     Args:
@@ -29,6 +31,7 @@ def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr):
         grad_factor: what gradients are multiplied by.
         constants: a tuple of scalars, a row of the launch table but for its root.
         ROOT: how d^(2p) is taken.
+        CODED: whether the running maximum is that of a packed state: of v rounded up to its codes.
 
     Returns:
         The new x, m, v and h; v once more without amsgrad.
@@ -57,7 +60,11 @@ def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr):
     if h is None:
         h = v
     else:
-        h = tl.maximum(h, v, propagate_nan=tl.PropagateNan.ALL)
+        if CODED:
+            reached = upper_end(v)
+        else:
+            reached = v
+        h = tl.maximum(h, reached, propagate_nan=tl.PropagateNan.ALL)
     d = tl.fma(square_root(h), inverse_correction, eps)
 
     if ROOT == HALF:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from padam_ext.kernels.chunks import PROGRAM_THREADS, compiler_options
-from padam_ext.kernels.multi_tensor_padam import NUM_CONSTANTS
+from padam_ext.kernels.multi_tensor_padam import NUM_CONSTANTS, STEP
 
 # How many each program takes at a time.
 BLOCKS = {"SUMS": 4 * PROGRAM_THREADS, "ROWS": PROGRAM_THREADS}
@@ -56,7 +56,7 @@ def launch(table: Any, inputs: Any) -> None:
     )
 
 
-NUM_WORDS: tl.constexpr = tl.constexpr(10)  # of a row's source
+NUM_WORDS: tl.constexpr = tl.constexpr(11)  # of a row's source
 
 
 # Variants of the kernel differ only in the dtypes of arguments.
@@ -169,7 +169,8 @@ def complete_rows(row_sources, constants, counts, at, late):
     bias_correction = tl.load(words + 6, mask=late, other=0)
     coupled_factor = load_double(words + 7, late)
     decoupled_factor = load_double(words + 8, late)
-    step = load_double(words + 9, late)
+    maximum_scale = load_double(words + 9, late)
+    step = load_double(words + 10, late)
     step = tl.where(step < 0, counts, step)
 
     row = constants + at * NUM_CONSTANTS
@@ -181,7 +182,8 @@ def complete_rows(row_sources, constants, counts, at, late):
     tl.store(row, lr * correction, mask=late)
     tl.store(row + 7, times(coupled_factor, weight_decay), mask=late)
     tl.store(row + 8, times(decoupled_factor, lr * weight_decay), mask=late)
-    tl.store(row + 9, tl.where(adam, 1.0 / second, 1.0), mask=late)
+    tl.store(row + 9, maximum_scale * tl.where(adam, 1.0 / second, 1.0), mask=late)
+    tl.store(row + STEP, step, mask=late)
 
 
 @triton.jit

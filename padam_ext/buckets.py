@@ -26,7 +26,7 @@ from padam_ext.layout import (
     real_view,
     same_layout,
 )
-from padam_ext.slots import SLOTS, STATE_SLOTS, Signature, signature, state_slots_of
+from padam_ext.slots import SLOTS, STATE_SLOTS, Signature, Storage, signature
 from padam_ext.state import ParamState, is_direct
 
 PARAM, GRAD = SLOTS.index("param"), SLOTS.index("grad")
@@ -49,7 +49,7 @@ class ParamRecord:
     Attributes:
         reading: of the parameter and its gradient, see gather.py; None if it is not to be kept.
         state_reading: of its state.
-        slots: which state slots it has.
+        storage: how it is stored.
         owns_state: nobody but the optimizer can hold its moments.
         kind: where it lies, and what a kernel for it is compiled for.
         numel: in real numbers.
@@ -59,11 +59,13 @@ class ParamRecord:
         grad_dtype: its dtype.
         counter_device: where the step counter is.
         counter_address: its address; 0 where kernels cannot add to it, since it is not float32.
+        place: the parameter's device and address.
+        salt: for its random numbers, 32 bits; 0 where it needs none.
     """
 
     reading: Any
     state_reading: Any
-    slots: tuple[bool, ...]
+    storage: Storage
     owns_state: bool
     kind: LaunchKind
     numel: int
@@ -73,6 +75,8 @@ class ParamRecord:
     grad_dtype: torch.dtype
     counter_device: torch.device = torch.device("cpu")  # noqa: RUF009 - cannot change
     counter_address: int = 0
+    place: tuple[torch.device, int] | None = None
+    salt: int = 0
 
     def take_counter(self, counter: Tensor) -> None:
         """Notes where the step counter is."""
@@ -84,13 +88,13 @@ def make_record(
     param: Tensor, grad: Tensor, state: ParamState, group: Mapping[str, Any], *, owns_state: bool
 ) -> ParamRecord:
     """The record of a parameter that has been checked and whose state fits it."""
-    slots = state_slots_of(group)
-    mine = signature(param.dtype, grad.dtype, slots)
+    storage = Storage.of(group)
+    mine = signature(param.dtype, grad.dtype, storage)
     shard = local(param).detach()
     tensors: list[Tensor | None] = [shard if is_plain(shard) else None, None]
     staged = [] if is_plain(shard) else [PARAM]
     for index, (slot, is_present) in enumerate(
-        zip(STATE_SLOTS, slots, strict=True), start=GRAD + 1
+        zip(STATE_SLOTS, storage.slots, strict=True), start=GRAD + 1
     ):
         direct = is_present and is_direct(state[slot.name], param)
         tensors.append(local(state[slot.name]) if direct else None)
@@ -99,7 +103,7 @@ def make_record(
     record = ParamRecord(
         reading=None,
         state_reading=None,
-        slots=slots,
+        storage=storage,
         owns_state=owns_state,
         kind=launch_kind(param.device, mine),
         numel=shard.numel() * (2 if shard.is_complex() else 1),
@@ -108,6 +112,8 @@ def make_record(
         needs_grad_copy=placement(grad) != placement(param)
         or not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
         grad_dtype=grad.dtype,
+        place=(param.device, address_of(shard)),
+        salt=state["salt"] if mine.draws else 0,
     )
     record.take_counter(state["step"])
     return record

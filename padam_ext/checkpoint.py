@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from padam_ext.conversion import held_by
 from padam_ext.optimizer_options import IGNORED_DEFAULTS
 from padam_ext.options import make_plain
 from padam_ext.state import ParamState, check_state, fit_state
@@ -26,6 +27,8 @@ from padam_ext.state import ParamState, check_state, fit_state
 _FOREIGN_OPTIONS = ("capturable", *IGNORED_DEFAULTS)
 # Keys of a param group that tell of this run's processes, not of the model: no file has them.
 OPTIONS_OF_THIS_RUN = ("replicated", "norm_group")
+# How this run stores parameters and states, whatever the file says: its states are converted.
+_OPTIONS_OF_STORAGE = ("state_dtype", "param_rounding", "master")
 
 
 # Functions that make a step to have states that they can save: torch's and torchtitan's.
@@ -71,7 +74,8 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=False):
         present = {key: group[key] for key in optimizer.defaults if key in group}
         merged = {k: v for k, v in (present | saved).items() if k not in _FOREIGN_OPTIONS}
-        merged |= {key: group[key] for key in OPTIONS_OF_THIS_RUN if key in group}
+        mine = (*OPTIONS_OF_THIS_RUN, *_OPTIONS_OF_STORAGE)
+        merged |= {key: group[key] for key in mine if key in group}
         make_plain(merged, check_lr_sign=False)
         groups.append(merged)
         for key, param in zip(saved["params"], group["params"], strict=False):
@@ -87,15 +91,15 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
     return {**state_dict, "state": states, "param_groups": groups}
 
 
-def unwrap(state: ParamState, param: Tensor, group: Mapping[str, Any]) -> None:
+def unwrap(state: ParamState, param: Tensor, group: Mapping[str, Any], position: int) -> None:
     """Replaces wrapped tensors in a state, if any, by copies that fit the parameter.
 
-    For a lazy parameter its first step makes them fit.
+    For a lazy parameter its first step makes them fit. `position` is the parameter's among all.
     """
     if not any(isinstance(value, _Wrapped) for value in state.values()):
         return
     for name, value in state.items():
         if isinstance(value, _Wrapped):
             state[name] = value.tensor.clone()
-    if "exp_avg" in state and not is_lazy(param):
-        fit_state(state, param, group, may_replace=True)
+    if held_by(state) and not is_lazy(param):
+        fit_state(state, param, group, position, may_replace=True)

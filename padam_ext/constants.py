@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from padam_ext.options import BIAS_CORRECTIONS, Hyperparameters
+from padam_ext.options import BIAS_CORRECTIONS, Hyperparameters, Number
+from padam_ext.packed_states import ROOT_OF_CENTRE
 
 # How d^(2p) is computed, named after p; in the order of the enum Root in csrc/padam_math.h.
 ROOTS = ("none", "half", "quarter", "eighth", "sixteenth", "general")
@@ -31,7 +32,12 @@ class DeviceConstant(NamedTuple):
 
 
 class RowOptions(NamedTuple):
-    """The options of a param group that its rows depend on; see options.py's Hyperparameters."""
+    """The options of a param group that its rows depend on; see options.py's Hyperparameters.
+
+    Attributes:
+        seed: None where no random numbers are drawn.
+        maximum_scale: what the root of a running maximum is multiplied by.
+    """
 
     lr: float | DeviceConstant
     beta1: float
@@ -42,27 +48,36 @@ class RowOptions(NamedTuple):
     bias_correction: str
     decoupled_weight_decay: bool
     maximize: bool
+    seed: int | None = None
+    maximum_scale: float = 1.0
 
     @classmethod
     def of(cls, options: Hyperparameters) -> RowOptions:
         """With the addresses of tensors, which must stay alive until rows have been completed."""
-        numbers = {
-            name: DeviceConstant(value.data_ptr(), value.dtype == torch.float64)
-            for name in ("lr", "weight_decay")
-            if isinstance(value := getattr(options, name), Tensor)
-        }
-        if not numbers:
+        lr, weight_decay = _known(options.lr), _known(options.weight_decay)
+        if lr is options.lr and weight_decay is options.weight_decay:
             return _of_numbers(options)
-        return cls(*((options._asdict() | numbers)[name] for name in cls._fields))
+        others = _of_numbers(options._replace(lr=0.0, weight_decay=0.0))
+        return others._replace(lr=lr, weight_decay=weight_decay)
 
     def needs_device(self) -> bool:
         """Whether only the device knows one of them."""
         return isinstance(self.lr, DeviceConstant) or isinstance(self.weight_decay, DeviceConstant)
 
 
+def _known(value: Number) -> float | DeviceConstant:
+    if isinstance(value, Tensor):
+        return DeviceConstant(value.data_ptr(), value.dtype == torch.float64)
+    return value
+
+
 @lru_cache(maxsize=4096)
 def _of_numbers(options: Hyperparameters) -> RowOptions:
     values = options._asdict()
+    is_packed = options.state_dtype == "packed32"
+    values["maximum_scale"] = ROOT_OF_CENTRE if is_packed and options.amsgrad else 1.0
+    if not is_packed and options.param_rounding != "stochastic":
+        values["seed"] = None
     return RowOptions(*(values[name] for name in RowOptions._fields))
 
 
@@ -86,11 +101,13 @@ class Constants(NamedTuple):
     eps: float
     coupled_decay: float  # weight_decay, or 0
     decoupled_decay: float  # lr * weight_decay, or 0
-    inverse_correction: float  # 1 / r
+    inverse_correction: float  # 1 / r, times `maximum_scale`
     exponent: float  # -2p
     exponent_high: float
     exponent_low: float
     root: float  # index into ROOTS
+    seed: float  # of random numbers
+    step: float  # number of this update; 0 where it plays no part
 
 
 class RowSource(NamedTuple):
@@ -105,6 +122,7 @@ class RowSource(NamedTuple):
     bias_correction: int  # index into BIAS_CORRECTIONS
     coupled_factor: float  # coupled_decay / weight_decay
     decoupled_factor: float  # decoupled_decay / (lr * weight_decay)
+    maximum_scale: float
     step: float  # number of this update; -1 where the tensor's counter on the device has it
 
 
@@ -133,11 +151,13 @@ def make_constants(options: RowOptions, step: float) -> Constants:
         eps=options.eps,
         coupled_decay=coupled * decay if coupled else 0.0,
         decoupled_decay=lr * decay if decoupled else 0.0,
-        inverse_correction=1.0 / r,
+        inverse_correction=options.maximum_scale / r,
         exponent=exponent,
         exponent_high=exponent_high,
         exponent_low=exponent - exponent_high,
         root=_root_of(exponent, options.eps),
+        seed=options.seed or 0,
+        step=math.nan if step == UNKNOWN_STEP else step,
     )
 
 
@@ -157,6 +177,7 @@ def make_source(options: RowOptions, step: float) -> RowSource:
         bias_correction=BIAS_CORRECTIONS.index(options.bias_correction),
         coupled_factor=coupled,
         decoupled_factor=decoupled,
+        maximum_scale=options.maximum_scale,
         step=step,
     )
 

@@ -13,12 +13,10 @@ from padam_ext.control import ControlInputs
 from padam_ext.driver import make_step
 from padam_ext.gather import StepInputs
 from padam_ext.layout import overlaps_itself
-from padam_ext.options import Hyperparameters, make_plain
+from padam_ext.options import DEFAULTS, Hyperparameters, make_plain
 from padam_ext.plan import Needs, Planner
-from padam_ext.slots import STATE_SLOTS
+from padam_ext.slots import compute_dtype
 from padam_ext.state import ParamState
-
-_DTYPE_OF = {slot.name: slot.dtype for slot in STATE_SLOTS}
 
 
 def step(
@@ -42,6 +40,8 @@ def step(
     backend: str = "auto",
 ) -> None:
     """Makes one step of every parameter, in place. FusedPadam documents what it computes.
+
+    States are as with `state_dtype="float32"`, half types are rounded to the nearest.
 
     Args:
         params: parameters, on any devices, of any of FusedPadam's dtypes.
@@ -80,7 +80,7 @@ def step(
     check_name(backend)
     for name, tensors in states.items():
         for param, tensor in zip(params, tensors, strict=True):
-            dtype = torch.float32 if name == "step" else _DTYPE_OF[name](param.dtype)
+            dtype = torch.float32 if name == "step" else _state_dtype(param.dtype)
             if tensor.dtype != dtype:
                 raise TypeError(f"{name} must be {dtype} here, got {tensor.dtype}")
             if overlaps_itself(tensor):
@@ -91,7 +91,7 @@ def step(
     }
     if len(given) != len(params):
         raise ValueError("a parameter appears more than once")
-    group = {
+    group = DEFAULTS | {
         "lr": lr,
         "betas": (beta1, beta2),
         "eps": eps,
@@ -116,6 +116,11 @@ def step(
         for key, tensor in its_state.items():
             if state[param][key] is not tensor:
                 tensor.copy_(state[param][key])
+
+
+def _state_dtype(param_dtype: torch.dtype) -> torch.dtype:
+    compute = compute_dtype(param_dtype)
+    return compute.to_complex() if param_dtype.is_complex else compute
 
 
 _MUTATED = ("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "steps")

@@ -104,7 +104,7 @@ class PythonGatherer:
         )  # fmt: skip
 
     def read_states(self, state: OptimizerState, params: Sequence[Tensor]) -> Reading:
-        """Reads the tensors in the states of parameters, where a parameter has a state."""
+        """Reads the states of parameters, tensors and ints, where a parameter has a state."""
         return PythonReading([_state_piece(state.get(param)) for param in params])
 
 
@@ -112,12 +112,13 @@ def _state_piece(state: Any) -> Any:
     if not isinstance(state, dict):
         return None
     try:
-        return [
-            (_layout(state[key]), _address(state[key])) if key in state else None
-            for key in STATE_KEYS
-        ]
+        return [_state_value(state[key]) if key in state else None for key in STATE_KEYS]
     except (AttributeError, TypeError, RuntimeError):
         return None  # no tensor, or one without an address
+
+
+def _state_value(value: Any) -> Any:
+    return value if isinstance(value, int) else (_layout(value), _address(value))
 
 
 def _address(tensor: Tensor) -> int:

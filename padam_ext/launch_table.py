@@ -19,6 +19,7 @@ class LaunchTable:
         signature: dtypes by slot, and of the arithmetic.
         addresses: int64 [slot][tensor] in SLOTS' order, 0 where a tensor does not use a slot.
         numels: int64 [tensor], in real numbers.
+        salts: int64 [tensor], see random_bits.py.
         rows: see rows.py.
     """
 
@@ -26,6 +27,7 @@ class LaunchTable:
         """Takes addresses of everything but gradients and what is staged."""
         self.signature = bucket.signature
         self.numels = array("q", [record.numel for record in bucket.records])
+        self.salts = array("q", [record.salt for record in bucket.records])
         self.addresses = array("q")
         for column in bucket.columns():
             self.addresses.extend(column)

@@ -116,6 +116,11 @@ def is_plain(tensor: Tensor) -> bool:
     return True
 
 
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """The elements of a plain tensor as they lie in memory, in one dimension."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 def like_plain(tensor: Tensor) -> Tensor:
     """A tensor with the layout in which kernels walk this one: itself where it is plain."""
     return tensor if is_plain(tensor) else torch.empty_like(tensor, device="meta")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial as bind
 from typing import Any, TypeVar, overload
 
@@ -15,8 +15,9 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from padam_ext import checkpoint, choice, driver
 from padam_ext.backends.device_table import capturing
-from padam_ext.checks import check_param
+from padam_ext.checks import Name, check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
+from padam_ext.conversion import unpacked
 from padam_ext.distributed.grad_scaler import calling_scaler, check_sees_all, tell_scaler
 from padam_ext.distributed.plain_shards import check_norm_groups
 from padam_ext.distributed.reduction import NormGroups, Reduction, Reductions, replicated_in
@@ -27,9 +28,10 @@ from padam_ext.optimizer_options import (
     check_ignored_options,
     check_optimizer_options,
 )
-from padam_ext.options import Hyperparameters, make_plain
+from padam_ext.options import DEFAULTS, Hyperparameters, make_plain
 from padam_ext.param_index import ParamIndex
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
+from padam_ext.precision import check_precision
 from padam_ext.state import fit_state
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -87,6 +89,17 @@ class FusedPadam(Optimizer):
         decoupled_weight_decay: multiply x by 1 - lr * weight_decay first, as AdamW does, instead
             of adding weight_decay * x to the gradient.
         maximize: ascend instead of descend.
+        state_dtype: "packed32" keeps all moments of an element in one int32, 4 bytes of state for
+            12, for float32, bfloat16 and float16 parameters. The state is then `packed_mvh`, or
+            `packed_mv` without amsgrad; `unpacked_state` reads it.
+        param_rounding: "stochastic" rounds bfloat16 parameters up or down at random, right on
+            average. To the nearest, a step below half a unit of bfloat16 is lost: small steps do
+            not move the parameter at all.
+        master: "split" keeps the lower 16 bits of bfloat16 parameters as `param_low`, int16: the
+            parameter and they are a float32, which is what is stepped. It begins at the bfloat16
+            value.
+        seed: of all random numbers, an integer of 32 bits. They depend on it, the step count, the
+            parameter's position among all and the element's in memory, and on nothing else.
         max_grad_norm: clip all gradients together to this norm, as
             torch.nn.utils.clip_grad_norm_ does over all parameters, but without writing to them.
             `grad_norm` holds the norm before clipping.
@@ -134,6 +147,10 @@ class FusedPadam(Optimizer):
         bias_correction: str = "none",
         decoupled_weight_decay: bool = False,
         maximize: bool = False,
+        state_dtype: str = "float32",
+        param_rounding: str = "nearest",
+        master: str | None = None,
+        seed: int = 0,
         max_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
         norm_group: Any = None,
@@ -165,6 +182,10 @@ class FusedPadam(Optimizer):
             "bias_correction": bias_correction,
             "decoupled_weight_decay": decoupled_weight_decay,
             "maximize": maximize,
+            "state_dtype": state_dtype,
+            "param_rounding": param_rounding,
+            "master": master,
+            "seed": seed,
         }
         make_plain(defaults, check_lr_sign=True)
         super().__init__(params, defaults)
@@ -255,6 +276,7 @@ class FusedPadam(Optimizer):
             names = group.get("param_names", range(len(group["params"])))
             for param, name in zip(group["params"], names, strict=True):
                 check_param(param, f"parameter {name!r}")
+                check_precision(param, group, f"parameter {name!r}")
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -267,10 +289,29 @@ class FusedPadam(Optimizer):
         ones are left out.
         """
         state = self.__dict__["state"]
+        for position, (param, group) in enumerate(self._params_and_groups()):
+            if param.requires_grad and not is_lazy(param) and not state.get(param):
+                check_precision(param, group, Name(self.param_groups, param))
+                fit_state(state[param], param, group, position, may_replace=True)
+
+    def unpacked_state(self, param: Tensor) -> dict[str, Tensor]:
+        """The moments of a parameter as copies by the names of torch.optim.Adam.
+
+        Those of packed states are float32; there is a `max_exp_avg_sq` with amsgrad.
+
+        Args:
+            param: one of this optimizer's that has a state.
+
+        Raises:
+            KeyError: it has none.
+        """
+        state: dict[Tensor, Any] = dict(self.__dict__["state"])  # an ordinary one raises
+        return unpacked(state[param])
+
+    def _params_and_groups(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         for group in self.param_groups:
             for param in group["params"]:
-                if param.requires_grad and not is_lazy(param) and not state.get(param):
-                    fit_state(state[param], param, group, may_replace=True)
+                yield param, group
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Loads the optimizer's state, exactly, as copies.
@@ -318,11 +359,13 @@ class FusedPadam(Optimizer):
         super().__setstate__({key: value for key, value in state.items() if key != "backend"})
         self._start_afresh()
         self._state_was_seen = True  # a copy of the optimizer may share it
-        states = self.__dict__["state"]
         for group in self.param_groups:
-            for param in group["params"]:
-                if param in states:
-                    checkpoint.unwrap(states[param], param, group)
+            for name, value in DEFAULTS.items():
+                group.setdefault(name, value)  # pickled before there was that option
+        states = self.__dict__["state"]
+        for position, (param, group) in enumerate(self._params_and_groups()):
+            if param in states:
+                checkpoint.unwrap(states[param], param, group, position)
 
     @overload
     def step(self, closure: None = None) -> None: ...

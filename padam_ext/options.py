@@ -14,6 +14,9 @@ from torch import Tensor
 Number = float | Tensor
 
 BIAS_CORRECTIONS = ("none", "authors", "adam")
+STATE_DTYPES = ("float32", "packed32")
+PARAM_ROUNDINGS = ("nearest", "stochastic")
+MASTERS = (None, "split")
 
 
 class Option(NamedTuple):
@@ -88,10 +91,21 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     return first, second
 
 
-def _bias_correction(name: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in BIAS_CORRECTIONS:
-        raise ValueError(f"{name} must be one of {BIAS_CORRECTIONS}, got {value!r}")
+def _one_of(name: str, value: Any, *, choices: tuple[str | None, ...]) -> str | None:
+    """One of some names; else ValueError with name and value."""
+    if not isinstance(value, str | None) or value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
     return value
+
+
+def _seed(name: str, value: Any) -> int:
+    """An integer of 32 bits; else TypeError or ValueError with name and value."""
+    value = _item(name, value)
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
+    if not 0 <= int(value) < 2**32:
+        raise ValueError(f"{name} must be in [0, 2**32), got {shown(value)}")
+    return int(value)
 
 
 OPTIONS = (
@@ -101,9 +115,13 @@ OPTIONS = (
     Option("weight_decay", 0.0, number, may_be_tensor=True),
     Option("partial", 0.125, partial(number, most=0.5)),
     Option("amsgrad", True, flag),
-    Option("bias_correction", "none", _bias_correction),
+    Option("bias_correction", "none", partial(_one_of, choices=BIAS_CORRECTIONS)),
     Option("decoupled_weight_decay", False, flag),
     Option("maximize", False, flag),
+    Option("state_dtype", "float32", partial(_one_of, choices=STATE_DTYPES)),
+    Option("param_rounding", "nearest", partial(_one_of, choices=PARAM_ROUNDINGS)),
+    Option("master", None, partial(_one_of, choices=MASTERS)),
+    Option("seed", 0, _seed),
 )
 DEFAULTS = {option.name: option.default for option in OPTIONS}
 
@@ -130,6 +148,11 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
             plain[option.name] = value
         else:
             plain[option.name] = read(option.name, value)
+    if plain["master"] == "split" and plain["param_rounding"] == "stochastic":
+        raise ValueError(
+            "master='split' keeps every bit of bfloat16 parameters: leave out "
+            "param_rounding='stochastic'"
+        )
     group.update(plain)
 
 
@@ -150,6 +173,10 @@ class Hyperparameters(NamedTuple):
     bias_correction: str
     decoupled_weight_decay: bool
     maximize: bool
+    state_dtype: str = "float32"
+    param_rounding: str = "nearest"
+    master: str | None = None
+    seed: int = 0
 
     @classmethod
     def from_group(cls, group: Mapping[str, Any], *, keep_tensors: bool = False) -> Hyperparameters:

@@ -21,10 +21,11 @@ from padam_ext.backends.device import DeviceStep
 from padam_ext.backends.device_table import capturing
 from padam_ext.backends.step import BucketStep
 from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
-from padam_ext.checks import Name, ParamGroups, check_grad, check_param
+from padam_ext.checks import Name, ParamGroups, check_grad, check_param, params_of
 from padam_ext.distributed.reduction import Reduction
 from padam_ext.gather import Reading, Selection, StepInputs, best_gatherer
-from padam_ext.slots import STATE_SLOTS, state_slots_of
+from padam_ext.precision import check_precision, follow_replacement, warn_of_stalling
+from padam_ext.slots import STATE_SLOTS, Storage
 from padam_ext.state import OptimizerState, check_state, fit_state
 from padam_ext.step_counts import StepCounts, place_counters
 
@@ -57,7 +58,7 @@ class Plan(NamedTuple):
 
     steps: list[BucketStep]
     needs: Needs
-    slots: dict[int, tuple[bool, ...]]
+    storages: dict[int, Storage]
     reading: Reading | None
     state_reading: Reading | None
     generation: int
@@ -107,12 +108,12 @@ class Planner:
         if needs.compare_states and inputs.reading is not None:
             states = self._gatherer.read_states(inputs.state, inputs.params)
         groups = array("q", inputs.group_indices)
-        slots = {index: state_slots_of(param_groups[index]) for index in set(groups)}
+        storages = {index: Storage.of(param_groups[index]) for index in set(groups)}
         plan = self._plans.get(keep_as)
         if (
             plan is not None
             and plan.generation == self._generation
-            and _still_holds(plan, inputs, needs, slots, states)
+            and _still_holds(plan, inputs, needs, storages, states)
         ):
             return plan.steps
         if capturing():
@@ -124,7 +125,9 @@ class Planner:
         self._plans.pop(keep_as, None)  # its tables are freed before new ones are made
         chosen = {device: choose(device) for device in {p.device for p in inputs.params}}
         _check_capturable(chosen, needs)
-        records, changed = self._update_records(inputs, groups, param_groups, slots, needs, states)
+        records, changed = self._update_records(
+            inputs, groups, param_groups, storages, needs, states
+        )
         steps, have_moved = [], False
         copies = None
         if needs.reduction is not None:
@@ -145,7 +148,7 @@ class Planner:
             )
         if keep_as is not None:
             self._plans[keep_as] = Plan(
-                steps, needs, slots, inputs.reading,
+                steps, needs, storages, inputs.reading,
                 states if needs.compare_states else None, self._generation,
             )  # fmt: skip
             self._prune(param_groups)
@@ -156,7 +159,7 @@ class Planner:
         inputs: StepInputs,
         groups: Sequence[int],
         param_groups: ParamGroups,
-        slots: dict[int, tuple[bool, ...]],
+        storages: dict[int, Storage],
         needs: Needs,
         states: Reading | None,
     ) -> tuple[list[ParamRecord], list[int]]:
@@ -168,7 +171,7 @@ class Planner:
         for position, (record, group) in enumerate(zip(found, groups, strict=True)):
             if record is None or not (
                 record.reading == pieces[position] is not None
-                and record.slots == slots[group]
+                and record.storage == storages[group]
                 and (states is None or record.state_reading == state_pieces[position] is not None)
             ):
                 changed.append(position)
@@ -176,10 +179,13 @@ class Planner:
             param = inputs.params[position]
             name = Name(param_groups, param)
             check_param(param, name)
+            check_precision(param, param_groups[groups[position]], name)
             check_grad(param, inputs.grads[position], name)
             check_state(inputs.state.get(param, {}), param, name)
+        place_of = _places(param_groups) if changed else {}
         for position in changed:
             param, group_options = inputs.params[position], param_groups[groups[position]]
+            warn_of_stalling(param, group_options)
             old = self._records.pop(id(param), None)
             self._generation += old is not None
             owns_state = (
@@ -190,12 +196,14 @@ class Planner:
             )  # fmt: skip
             state = inputs.state[param]
             fit_state(
-                state, param, group_options,
+                state, param, group_options, place_of.get(id(param), position),
                 may_replace=owns_state, keep_counter=needs.compare_states,
             )  # fmt: skip
             record = make_record(
                 param, inputs.grads[position], state, group_options, owns_state=owns_state
             )
+            if old is not None:
+                follow_replacement(state, old.place, record.place)
             record.reading = pieces[position]
             if record.reading is not None:
                 self._records[id(param)] = record
@@ -225,18 +233,23 @@ def _still_holds(
     plan: Plan,
     inputs: StepInputs,
     needs: Needs,
-    slots: dict[int, tuple[bool, ...]],
+    storages: dict[int, Storage],
     states: Reading | None,
 ) -> bool:
     """Whether a plan describes this step, too."""
     return (
         plan.needs._replace(compare_states=needs.compare_states) == needs
-        and plan.slots == slots
+        and plan.storages == storages
         and plan.reading is not None
         and inputs.reading is not None
         and plan.reading.same(inputs.reading)
         and (states is None or (plan.state_reading is not None and plan.state_reading.same(states)))
     )
+
+
+def _places(param_groups: ParamGroups) -> dict[int, int]:
+    """By id, where each parameter stands among all."""
+    return {id(param): place for place, param in enumerate(params_of(param_groups))}
 
 
 def _pieces(reading: Reading | None, count: int) -> list[Any]:

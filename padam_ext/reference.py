@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from padam_ext import codecs
+from padam_ext import codecs, packed_states
 from padam_ext.constants import bias_correction_factors
 from padam_ext.options import Hyperparameters
 from padam_ext.slots import compute_dtype
@@ -30,6 +30,7 @@ def padam_step(
     step: float,
     options: Hyperparameters,
     grad_factor: float = 1.0,
+    packed_maximum: bool = False,
 ) -> None:
     """Steps one real tensor in place; `grad` is only read.
 
@@ -42,6 +43,8 @@ def padam_step(
         step: number of this update, from 1.
         options: the options of the parameter's group.
         grad_factor: what the gradient is multiplied by, to unscale or clip it.
+        packed_maximum: whether `max_exp_avg_sq` comes from a packed state and goes back there. It
+            is then the upper end of an interval; the update takes its middle.
     """
     dtype = compute_dtype(param.dtype)
     c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
@@ -62,9 +65,11 @@ def padam_step(
     h = v
     if max_exp_avg_sq is not None:
         (h,) = codecs.load((max_exp_avg_sq,), dtype)
-        torch.maximum(h, v, out=h)  # propagates NaN
+        torch.maximum(h, packed_states.upper_end(v) if packed_maximum else v, out=h)  # keeps NaN
         codecs.store((max_exp_avg_sq,), (h,))
 
+    if packed_maximum:
+        r /= packed_states.ROOT_OF_CENTRE
     d = h.sqrt().div_(r).add_(_scalar(options.eps, dtype))
     ratio = m / d.pow(2 * options.partial)
     if _denominator_may_be_zero(options, dtype):
@@ -83,6 +88,7 @@ def padam_step_foreach(
     steps: list[float],
     options: Hyperparameters,
     grad_factor: float | Tensor = 1.0,
+    packed_maximum: bool = False,
 ) -> None:
     """Steps a list of tensors of one device and one dtype in place, with `torch._foreach_*`.
 
@@ -114,11 +120,14 @@ def padam_step_foreach(
     hs = vs
     if max_exp_avg_sqs is not None:
         hs = codecs.load(max_exp_avg_sqs, dtype)
-        torch._foreach_maximum_(hs, vs)
+        torch._foreach_maximum_(
+            hs, [packed_states.upper_end(v) for v in vs] if packed_maximum else vs
+        )
         codecs.store(max_exp_avg_sqs, hs)
 
     ds = torch._foreach_sqrt(hs)
-    torch._foreach_div_(ds, [r for _, r in factors])
+    scale = packed_states.ROOT_OF_CENTRE if packed_maximum else 1.0
+    torch._foreach_div_(ds, [r / scale for _, r in factors])
     torch._foreach_add_(ds, _scalar(options.eps, dtype))
     ratios = torch._foreach_div(ms, torch._foreach_pow(ds, 2 * options.partial))
     if _denominator_may_be_zero(options, dtype):

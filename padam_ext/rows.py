@@ -63,7 +63,7 @@ class Rows:
             steps: number of this update, from 1.
         """
         mine = {group: options[group] for group in self._groups}
-        if all(group.bias_correction == "none" for group in mine.values()):
+        if all(group.bias_correction == "none" and group.seed is None for group in mine.values()):
             steps = 0.0  # the count plays no part: rows stay as they are
         made_from = (mine, steps)
         if made_from == self._made_from:

@@ -1,8 +1,8 @@
 """The slots of a parameter: what a step reads and writes for it, each declared once.
 
 Everything else follows from this table: the state's tensors, the columns of the launch table, the
-kernels' signatures. Kernels convert between a slot's storage dtype and the dtype of the arithmetic
-by the codecs in codecs.py, kernels/codecs.py and csrc/codecs.h.
+kernels' signatures. Kernels convert between what a slot stores and the values of the arithmetic by
+the codecs in codecs.py, kernels/codecs.py and csrc/codecs.h.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Parameter dtypes; complex ones are taken as pairs of these. The order is that of csrc's DType.
+# Parameter dtypes; complex ones are taken as pairs of these.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HALF_DTYPES = (torch.bfloat16, torch.float16)
+# The order is that of csrc's DType, which goes on with STOCHASTIC.
+STORED_DTYPES = (*DTYPES, torch.int32, torch.int16)
+STOCHASTIC = len(STORED_DTYPES)  # the code of a bfloat16 parameter that is rounded so
 ABSENT = -1  # the code of a slot that a signature lacks
 
 
@@ -22,43 +25,70 @@ class StateSlot(NamedTuple):
     """A tensor of a parameter's state, of the parameter's shape.
 
     Attributes:
-        name: its key in `optimizer.state[param]`, torch.optim.Adam's.
-        option: the flag of the param group that asks for it; None for always.
+        name: its key in `optimizer.state[param]`; those of torch.optim.Adam where that has it.
+        when: the options of the param groups whose parameters have it.
         starts_as: the slot from which it is copied if a state lacks it; None for zeros.
-        storage: its dtype by dtype of the arithmetic, where the two differ.
+        stored_as: its dtype where that is not the one of the arithmetic.
     """
 
     name: str
-    option: str | None = None
+    when: Mapping[str, Any] = {}
     starts_as: str | None = None
-    storage: Mapping[torch.dtype, torch.dtype] = {}
+    stored_as: torch.dtype | None = None
 
     def is_in(self, group: Mapping[str, Any]) -> bool:
         """Whether the parameters of a group have it."""
-        return self.option is None or bool(group[self.option])
+        return all(group[option] == value for option, value in self.when.items())
 
     def dtype(self, param_dtype: torch.dtype) -> torch.dtype:
-        """Its dtype beside a parameter of a dtype; complex for complex.
-
-        A dtype without a complex one, like bfloat16, gives way to that of the arithmetic there.
-        """
+        """Its dtype beside a parameter of a dtype; complex for complex."""
+        if self.stored_as is not None:
+            return self.stored_as
         compute = compute_dtype(param_dtype)
-        stored = self.storage.get(compute, compute)
-        if not param_dtype.is_complex:
-            return stored
-        has_complex = stored.to_complex().to_real() == stored
-        return (stored if has_complex else compute).to_complex()
+        return compute.to_complex() if param_dtype.is_complex else compute
 
 
 STATE_SLOTS = (
-    StateSlot("exp_avg"),
-    StateSlot("exp_avg_sq"),
-    StateSlot("max_exp_avg_sq", option="amsgrad", starts_as="exp_avg_sq"),
+    StateSlot("exp_avg", {"state_dtype": "float32"}),
+    StateSlot("exp_avg_sq", {"state_dtype": "float32"}),
+    StateSlot("max_exp_avg_sq", {"state_dtype": "float32", "amsgrad": True}, "exp_avg_sq"),
+    StateSlot("packed_mvh", {"state_dtype": "packed32", "amsgrad": True}, stored_as=torch.int32),
+    StateSlot("packed_mv", {"state_dtype": "packed32", "amsgrad": False}, stored_as=torch.int32),
+    StateSlot("param_low", {"master": "split"}, stored_as=torch.int16),
 )
-# In the order of the enum Slot in csrc/launch_table.h.
+# In the order of the enum Slot in csrc/launch_table.h. The first five are the values of the
+# arithmetic, too: a packed slot stores several of them.
 SLOTS = ("param", "grad", *(slot.name for slot in STATE_SLOTS))
-# All that a parameter's state holds.
-STATE_KEYS = ("step", *(slot.name for slot in STATE_SLOTS))
+# All that a parameter's state may hold. `salt` is a number, for random_bits.py.
+STATE_KEYS = ("step", *(slot.name for slot in STATE_SLOTS), "salt")
+# Each of the ways to hold the moments, by the slots that it cannot do without.
+MOMENTS = (("exp_avg", "exp_avg_sq"), ("packed_mvh",), ("packed_mv",))
+
+
+class Storage(NamedTuple):
+    """How the parameters of a param group are stored.
+
+    Attributes:
+        slots: whether it has each of STATE_SLOTS.
+        stochastic: whether bfloat16 parameters are rounded stochastically.
+    """
+
+    slots: tuple[bool, ...]
+    stochastic: bool
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Storage:
+        """That of a group."""
+        slots = tuple(slot.is_in(group) for slot in STATE_SLOTS)
+        return cls(slots, group["param_rounding"] == "stochastic")
+
+    @property
+    def draws(self) -> bool:
+        """Whether its parameters may need random numbers."""
+        return self.stochastic or any(
+            is_in and slot.name.startswith("packed")
+            for slot, is_in in zip(STATE_SLOTS, self.slots, strict=True)
+        )
 
 
 class Signature(NamedTuple):
@@ -67,20 +97,34 @@ class Signature(NamedTuple):
     Attributes:
         dtypes: storage dtype by slot, in the order of SLOTS; None for a slot that is absent.
         compute_dtype: of the arithmetic.
+        stochastic: whether the parameter, bfloat16 then, is rounded stochastically.
     """
 
     dtypes: tuple[torch.dtype | None, ...]
     compute_dtype: torch.dtype
+    stochastic: bool = False
 
     @property
     def codes(self) -> tuple[list[int], int]:
         """The same as numbers, for the native module: by slot, and of the arithmetic."""
-        return [dtype_code(dtype) for dtype in self.dtypes], dtype_code(self.compute_dtype)
+        by_slot = [dtype_code(dtype) for dtype in self.dtypes]
+        if self.stochastic:
+            by_slot[SLOTS.index("param")] = STOCHASTIC
+        return by_slot, dtype_code(self.compute_dtype)
+
+    def has(self, slot: str) -> bool:
+        """Whether a slot is there."""
+        return self.dtypes[SLOTS.index(slot)] is not None
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step needs random numbers."""
+        return self.stochastic or self.has("packed_mvh") or self.has("packed_mv")
 
 
 def dtype_code(dtype: torch.dtype | None) -> int:
     """The number of a dtype in csrc's DType."""
-    return ABSENT if dtype is None else DTYPES.index(dtype)
+    return ABSENT if dtype is None else STORED_DTYPES.index(dtype)
 
 
 def compute_dtype(param_dtype: torch.dtype) -> torch.dtype:
@@ -88,21 +132,22 @@ def compute_dtype(param_dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if param_dtype.to_real() == torch.float64 else torch.float32
 
 
-def state_slots_of(group: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which state slots the parameters of a group have."""
-    return tuple(slot.is_in(group) for slot in STATE_SLOTS)
-
-
-def signature(
-    param_dtype: torch.dtype, grad_dtype: torch.dtype, slots: tuple[bool, ...]
-) -> Signature:
-    """The signature of a parameter whose group has these state slots."""
+def signature(param_dtype: torch.dtype, grad_dtype: torch.dtype, storage: Storage) -> Signature:
+    """The signature of a parameter of a group that is stored so."""
     real = param_dtype.to_real()
     states = (
-        slot.dtype(param_dtype).to_real() if is_present else None
-        for slot, is_present in zip(STATE_SLOTS, slots, strict=True)
+        _real(slot.dtype(param_dtype)) if is_present else None
+        for slot, is_present in zip(STATE_SLOTS, storage.slots, strict=True)
     )
-    return Signature((real, _read_as(real, grad_dtype.to_real()), *states), compute_dtype(real))
+    return Signature(
+        (real, _read_as(real, grad_dtype.to_real()), *states),
+        compute_dtype(real),
+        storage.stochastic and param_dtype == torch.bfloat16,
+    )
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 def _read_as(param_dtype: torch.dtype, grad_dtype: torch.dtype) -> torch.dtype:

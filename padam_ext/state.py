@@ -2,19 +2,21 @@
 
 `step` counts the parameter's own updates: a tensor of one number on the CPU or on the parameter's
 device, float32 of no dimensions unless the user supplied another. The moments have the parameter's
-shape; their dtypes are those of slots.py.
+shape; names and dtypes are those of slots.py. `salt`, an int, is there where random numbers are
+drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from padam_ext.conversion import convert, held_by
 from padam_ext.layout import (
     is_plain,
     is_strided,
@@ -27,7 +29,8 @@ from padam_ext.layout import (
     same_layout,
 )
 from padam_ext.options import as_float, shown
-from padam_ext.slots import STATE_SLOTS, StateSlot
+from padam_ext.random_bits import salt_of
+from padam_ext.slots import MOMENTS, STATE_SLOTS, StateSlot, Storage
 
 ParamState = dict[str, Any]
 OptimizerState = MutableMapping[Tensor, ParamState]
@@ -35,7 +38,6 @@ OptimizerState = MutableMapping[Tensor, ParamState]
 # A counter that the user supplies in one of these dtypes is kept. Other dtypes cannot count far:
 # bfloat16 gets stuck at 256.
 COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
-_NEEDED = tuple(slot.name for slot in STATE_SLOTS if slot.option is None)
 
 
 def check_state(state: ParamState, param: Tensor, name: object) -> None:
@@ -47,13 +49,9 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
     """
     if not isinstance(state, dict):
         raise TypeError(f"the state of {name} must be a dict, got {state!r}")
-    present = [slot.name for slot in STATE_SLOTS if slot.name in state]
-    if present and not set(_NEEDED) <= set(present):
-        raise ValueError(
-            f"the state of {name} has {present} but needs {' and '.join(_NEEDED)}; "
-            "the checkpoint is from another optimizer or incomplete"
-        )
-    for key in present:
+    present = {slot.name: slot for slot in STATE_SLOTS if slot.name in state}
+    _check_moments(list(present), name)
+    for key, slot in present.items():
         if not isinstance(state[key], Tensor):
             raise TypeError(f"state {key!r} of {name} must be a tensor, got {state[key]!r}")
         if not _is_dense(state[key]) or state[key].is_meta != param.is_meta:
@@ -74,7 +72,31 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
                 f"state {key!r} of {name} has shape {tuple(state[key].shape)}, but the parameter "
                 f"has shape {tuple(param.shape)}"
             )
+        if slot.stored_as not in (None, state[key].dtype):
+            raise TypeError(
+                f"state {key!r} of {name} must be {slot.stored_as}, got {state[key].dtype}"
+            )
     _check_step(state.get("step", 0), name)
+    _check_salt(state.get("salt", 0), name)
+
+
+def _check_moments(present: list[str], name: object) -> None:
+    held = held_by(dict.fromkeys(present))
+    if len(held) > 1:
+        raise ValueError(f"the state of {name} holds its moments twice, as {' and as '.join(held)}")
+    for names in MOMENTS:
+        if (names[0] in held or (present and not held)) and not set(names) <= set(present):
+            raise ValueError(
+                f"the state of {name} has {present} but needs {' and '.join(names)}; "
+                "the checkpoint is from another optimizer or incomplete"
+            )
+
+
+def _check_salt(salt: Any, name: object) -> None:
+    if isinstance(salt, Tensor):
+        salt = salt.item() if salt.numel() == 1 else salt
+    if not isinstance(salt, Integral) or not 0 <= int(salt) < 2**32:
+        raise ValueError(f"state 'salt' of {name} must be an integer in [0, 2**32), got {salt!r}")
 
 
 def _check_step(step: Any, name: object) -> None:
@@ -107,6 +129,7 @@ def fit_state(
     state: ParamState,
     param: Tensor,
     group: Mapping[str, Any],
+    position: int,
     *,
     may_replace: bool,
     keep_counter: bool = False,
@@ -114,7 +137,16 @@ def fit_state(
     """Completes a state in place and gives each tensor the dtype and device it needs.
 
     New moments start at zero. A running maximum that is missing beside existing moments (amsgrad
-    was off until now) starts at the current second moment.
+    was off until now) starts at the current second moment. Moments that are held in another way
+    than the group asks for are converted, see conversion.py.
+
+    Args:
+        state: of the parameter, changed in place.
+        param: the parameter.
+        group: its param group.
+        position: the parameter's among all of the optimizer.
+        may_replace: see below.
+        keep_counter: see below.
 
     Steps are slower if a moment's layout differs from the parameter's, or if the counter is not
     float32. Such tensors are replaced if nobody else can hold them (`may_replace`; the counter only
@@ -123,12 +155,17 @@ def fit_state(
     state["step"] = _fit_step(
         state.get("step", 0.0), param.device, may_replace=may_replace and not keep_counter
     )
+    convert(state, group)
+    if Storage.of(group).draws:
+        state["salt"] = int(state.get("salt", salt_of(position)))
     for slot in STATE_SLOTS:
         if slot.is_in(group):
             value = state.get(slot.name)
             if value is None and slot.starts_as is not None:
                 value = state[slot.starts_as].clone()
             state[slot.name] = _fit_moment(slot, value, param, may_replace=may_replace)
+    if group["master"] is None:
+        state.pop("param_low", None)  # would be of another value of the parameter later
 
 
 def _fit_step(step: Any, device: torch.device, *, may_replace: bool) -> Tensor:

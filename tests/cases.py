@@ -16,6 +16,10 @@ DEFAULTS: dict[str, Any] = {
     "bias_correction": "none",
     "decoupled_weight_decay": False,
     "maximize": False,
+    "state_dtype": "float32",
+    "param_rounding": "nearest",
+    "master": None,
+    "seed": 0,
 }
 
 PARTIALS = (0.0, 1 / 16, 1 / 8, 0.2, 1 / 4, 0.4, 1 / 2)

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from checking import by_slot
 from padam_ext import FusedPadam, choice, native, trial
 from padam_ext.__main__ import main
 from padam_ext.backends import cuda as cuda_backend
 from padam_ext.backends import triton as triton_backend
 from padam_ext.native import module
+from padam_ext.slots import SLOTS
 
 WITH_CUDA = hasattr(module, "step_cuda")
 
@@ -68,12 +70,14 @@ def test_the_order_on_an_nvidia_gpu(monkeypatch):
 
 def native_table(**fields):
     names = (
-        "addresses", "numels", "rows", "constants", "control", "limits", "prepared_control",
+        "addresses", "numels", "salts", "rows", "constants", "control", "limits",
+        "prepared_control",
         "row_sources", "counters", "chunk_tensors", "chunk_first_blocks", "num_tensors",
         "num_chunks", "blocks_per_chunk", "partial_sums", "num_late_rows", "counts_on_device",
         "compute_dtype",
     )  # fmt: skip
-    return module.DeviceTable(**dict.fromkeys(names, 0) | {"slot_dtypes": [0] * 5} | fields)
+    slots = {"slot_dtypes": by_slot([0] * 5, -1)}
+    return module.DeviceTable(**dict.fromkeys(names, 0) | slots | fields)
 
 
 NO_INPUTS = dict.fromkeys(
@@ -99,15 +103,15 @@ def test_an_error_of_cuda_says_what_where_and_how_much():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"slot_dtypes": [7, 0, 0, 0, 0]}, "^param: 7 is not a dtype"),
-        ({"slot_dtypes": [0, 0, 0, 0]}, "^slot_dtypes: expected 5, got 4"),
-        ({"slot_dtypes": [0, 0, 0, -1, 0]}, "^exp_avg_sq: -1 says that it is absent"),
-        ({"slot_dtypes": [1] * 5}, r"^param: 1 \(float64\) has no codec to float32"),
+        ({"slot_dtypes": by_slot([7, 0, 0, 0, 0], -1)}, "^param: 7 is not a dtype"),
+        ({"slot_dtypes": [0, 0, 0, 0]}, f"^slot_dtypes: expected {len(SLOTS)}, got 4"),
+        ({"slot_dtypes": by_slot([0, -1], 0)}, "^grad: -1 says that it is absent"),
+        ({"slot_dtypes": by_slot([1] * 5, -1)}, r"^param: 1 \(float64\) has no codec to float32"),
         ({"compute_dtype": 3}, "^compute_dtype: 3 is neither"),
         (
-            {"slot_dtypes": [0, 2, 0, 0, -1]},
+            {"slot_dtypes": by_slot([0, 2, 0, 0], -1)},
             "^no kernel is compiled for the signature param float32, grad bfloat16, "
-            "exp_avg float32, exp_avg_sq float32, max_exp_avg_sq absent, in float32$",
+            "exp_avg float32, exp_avg_sq float32, in float32$",
         ),
     ],
 )

@@ -155,7 +155,7 @@ class Table:
         self.addresses = torch.zeros(len(SLOTS) * len(numels), dtype=torch.int64)
         self.addresses[: len(addresses)] = torch.tensor(addresses)  # [slot][tensor]
         self.numels = torch.tensor(numels)
-        self.rows = torch.zeros(len(numels), dtype=torch.int64)
+        self.salts = self.rows = torch.zeros(len(numels), dtype=torch.int64)
         self.constants = torch.tensor(make_constants(OPTIONS, 1.0), dtype=torch.float64)
         self.control = torch.tensor([1.0, 0.0], dtype=torch.float64)
         self.chunk_tensors = torch.tensor(chunk_tensors)

@@ -14,7 +14,7 @@ import torch
 from checking import by_slot
 from padam_ext import FusedPadam, native
 from padam_ext.constants import Constants, RowOptions, make_constants
-from padam_ext.slots import ABSENT, DTYPES, SLOTS
+from padam_ext.slots import ABSENT, DTYPES, SLOTS, STORED_DTYPES
 
 pytestmark = pytest.mark.sanitize
 
@@ -37,14 +37,24 @@ def table(tensors):
     return {
         "addresses": array("q", [0 if t is None else t.data_ptr() for slot in slots for t in slot]),
         "numels": array("q", [param.numel() for param in slots[0]]),
+        "salts": array("q", [0] * len(tensors)),
         "rows": array("q", [0] * len(tensors)),
         "constants": row(OPTIONS),
-        "slot_dtypes": [ABSENT if s[0] is None else DTYPES.index(s[0].dtype) for s in slots],
+        "slot_dtypes": [ABSENT if s[0] is None else STORED_DTYPES.index(s[0].dtype) for s in slots],
         "compute_dtype": 0,
         "grad_factor": 1.0,
         "num_threads": 1,
         "simd_level": native.simd_level(),
     }
+
+
+def slots_of(*codes):
+    """Dtypes by slot; those left out are absent."""
+    return by_slot(codes, ABSENT)
+
+
+def row_with_root(root):
+    return array("d", Constants(*row(OPTIONS))._replace(root=root))
 
 
 def tensors(size):
@@ -54,15 +64,19 @@ def tensors(size):
 
 
 def test_slots_and_dtypes_are_in_the_order_of_the_header():
-    assert list(SLOTS) == ["param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
-    assert list(DTYPES) == [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    assert SLOTS == (
+        "param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq",
+        "packed_mvh", "packed_mv", "param_low",
+    )  # fmt: skip
+    dtypes = torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int16
+    assert dtypes == STORED_DTYPES
 
 
 def test_fields_are_in_the_order_of_the_header():
     assert Constants._fields == (
         "step_size", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2_high",
         "one_minus_beta2_low", "eps", "coupled_decay", "decoupled_decay", "inverse_correction",
-        "exponent", "exponent_high", "exponent_low", "root",
+        "exponent", "exponent_high", "exponent_low", "root", "seed", "step",
     )  # fmt: skip
 
 
@@ -154,21 +168,31 @@ def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
         ({"rows": array("q", [1])}, r"rows: 1 is outside \[0, 1\)"),
         ({"rows": array("q", [-1])}, r"rows: -1 is outside"),
         ({"rows": array("i", [0])}, "rows: expected 1 .* of 4 bytes"),
-        ({"constants": array("d", [0.1] * 15)}, "constants: expected 14"),
-        ({"constants": array("d", [0.1] * 13 + [6.0])}, "constants: root 6.0* is not a Root"),
-        ({"constants": array("d", [0.1] * 13 + [-1.0])}, "constants: root -1.0* is not a Root"),
-        ({"constants": array("d", [float("nan")] * 14)}, "constants: root -?nan is not a Root"),
+        ({"salts": array("q", [])}, "salts: expected 1 .* got 0"),
+        ({"constants": array("d", [0.1] * 17)}, "constants: expected 16"),
+        ({"constants": row_with_root(6.0)}, "constants: root 6.0* is not a Root"),
+        ({"constants": row_with_root(-1.0)}, "constants: root -1.0* is not a Root"),
+        ({"constants": row_with_root(math.nan)}, "constants: root -?nan is not a Root"),
         ({"simd_level": "sse9"}, "SIMD level 'sse9' is not available"),
         ({"slot_dtypes": [0] * 4}, f"slot_dtypes: expected {len(SLOTS)}, got 4"),
-        ({"slot_dtypes": by_slot([4], 0)}, "^param: 4 is not a dtype"),
-        ({"slot_dtypes": by_slot([0, 0, 0, 0, -2], 0)}, "^max_exp_avg_sq: -2 is not a dtype"),
+        ({"slot_dtypes": slots_of(7)}, "^param: 7 is not a dtype"),
+        ({"slot_dtypes": slots_of(0, 0, 0, 0, -2)}, "^max_exp_avg_sq: -2 is not a dtype"),
+        ({"slot_dtypes": slots_of(0, -1)}, "^grad: -1 says that it is absent, but every step"),
+        ({"slot_dtypes": slots_of(0, 0, 1)}, r"^exp_avg: 1 \(float64\) has no codec to float32"),
+        ({"slot_dtypes": slots_of(4)}, r"^param: 4 \(int32\) has no codec to float32"),
+        ({"slot_dtypes": slots_of(0, 6)}, r"^grad: 6 \(stochastic_bfloat16\) has no codec"),
         (
-            {"slot_dtypes": by_slot([0, ABSENT], 0)},
-            "^grad: -1 says that it is absent, but every step",
+            {"slot_dtypes": slots_of(0, 0, -1, -1, -1, 0)},
+            r"^packed_mvh: 0 \(float32\) has no codec to float32",
         ),
+        ({"slot_dtypes": slots_of(0, 0, 0)}, "exp_avg and exp_avg_sq, .* got .* exp_avg float32"),
+        ({"slot_dtypes": slots_of(0, 0, 0, 0, 0, 4)}, "one packed slot .* packed_mvh int32"),
+        ({"slot_dtypes": slots_of(0, 0, -1, -1, 0, 4)}, "one packed slot .* packed_mvh int32"),
+        ({"slot_dtypes": slots_of(0, 0, -1, -1, -1, 4, 4)}, "one packed slot .* packed_mv int32"),
+        ({"slot_dtypes": slots_of(0, 0)}, "every step needs exp_avg .* got param float32"),
         (
-            {"slot_dtypes": by_slot([0, 0, 1], 0)},
-            r"^exp_avg: 1 \(float64\) has no codec to float32",
+            {"slot_dtypes": slots_of(6, 0, 0, 0, 0, -1, -1, 5)},
+            "^param_low: it goes with bfloat16 parameters; got param stochastic_bfloat16",
         ),
         ({"compute_dtype": 1}, r"^param: 0 \(float32\) has no codec to float64"),
         ({"compute_dtype": 2}, r"^compute_dtype: 2 is neither float32 \(0\) nor float64 \(1\)"),

@@ -39,6 +39,8 @@ def test_the_operator():
     for name, default in DEFAULTS.items():
         if name == "amsgrad":  # is whether there are running maxima
             assert "max_exp_avg_sqs" in arguments
+        elif name in ("state_dtype", "param_rounding", "master", "seed"):
+            assert name not in arguments  # it has float32 states, and rounds to the nearest
         elif name == "betas":
             assert {"beta1", "beta2"} <= set(arguments)
         elif arguments[name].has_default_value():

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from checking import INTERPRETED
+from checking import INTERPRETED, by_slot
 from padam_ext import native
 from padam_ext.backends import cuda
 from padam_ext.slots import Signature
 
-FIELDS = 14
+FIELDS = 16
 # Fields of a row that the kernel reads, then those that it writes.
 BETA1, BETA2 = 1, 3
-STEP_SIZE, COUPLED_DECAY, DECOUPLED_DECAY, INVERSE_CORRECTION = 0, 7, 8, 9
+STEP_SIZE, COUPLED_DECAY, DECOUPLED_DECAY, INVERSE_CORRECTION, STEP = 0, 7, 8, 9, 15
 BIAS_CORRECTIONS = {"none": 0, "authors": 1, "adam": 2}
 INF, NAN = math.inf, math.nan
 
@@ -74,6 +74,7 @@ class Row:
     bias_correction: str = "none"
     coupled: float = 1.0
     decoupled: float = 0.0
+    maximum_scale: float = 1.0
     step: float = -1.0
     betas: tuple[float, float] = (0.9, 0.999)
 
@@ -84,6 +85,7 @@ class Row:
             BIAS_CORRECTIONS[self.bias_correction],
             bits(self.coupled),
             bits(self.decoupled),
+            bits(self.maximum_scale),
             bits(self.step),
         ]
 
@@ -127,8 +129,8 @@ class Table:
         self.num_late_rows = len(rows)
         self.counts_on_device = on_device
         # What the native table has beside.
-        self.signature = Signature((torch.float32,) * 5, torch.float32)
-        self.rows = self.chunk_tensors = self.chunk_first_blocks = self.numels
+        self.signature = Signature(tuple(by_slot([torch.float32] * 5, None)), torch.float32)
+        self.salts = self.rows = self.chunk_tensors = self.chunk_first_blocks = self.numels
         self.control = self.prepared_control
         self.num_chunks, self.blocks_per_chunk, self.partial_sums = 0, 1, None
 
@@ -170,7 +172,8 @@ def expected_row(row, source, count):
     # A factor of zero is one whose option plays no part, whatever its value.
     row[COUPLED_DECAY] = source.coupled * weight_decay if source.coupled else 0.0
     row[DECOUPLED_DECAY] = source.decoupled * lr * weight_decay if source.decoupled else 0.0
-    row[INVERSE_CORRECTION] = 1.0 / r
+    row[INVERSE_CORRECTION] = source.maximum_scale / r
+    row[STEP] = step
     return row
 
 

@@ -1,18 +1,17 @@
 """The Triton kernels in the interpreter, on launch tables by hand. `make test-interpret`."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from checking import by_slot
+from padam_ext.slots import Signature
 
 pytestmark = pytest.mark.interpret
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SIZES = (2 * 1024 + 37, 300, 1024)
 # step_size, beta1, 1 - beta1, beta2, 1 - beta2 in two parts, eps, both decays, 1 / r, the exponent
-# in whole and in two parts; root, which the kernel has as a constant.
-ROW = (0.1, 0.9, 0.1, 0.999, 0.0009, 0.0001, 1e-8, 0.0, 0.0, 1.25, -0.25, -0.25, 0.0, 3.0)
+# in whole and in two parts; root, which the kernel has as a constant; seed and step.
+ROW = (0.1, 0.9, 0.1, 0.999, 0.0009, 0.0001, 1e-8, 0.0, 0.0, 1.25, -0.25, -0.25, 0.0, 3.0, 0.0, 1.0)
 DECOUPLED_DECAY = 8
 
 
@@ -21,7 +20,7 @@ class Table:
 
     def __init__(self, dtypes, compute_dtype, rows=(ROW,) * 3, factor=1.0, skip=0.0):
         dtypes = by_slot(dtypes, None)
-        self.signature = SimpleNamespace(dtypes=dtypes, compute_dtype=compute_dtype)
+        self.signature = Signature(tuple(dtypes), compute_dtype)
         torch.manual_seed(0)
         # [slot][tensor]
         self.slots = [
@@ -41,6 +40,7 @@ class Table:
         ]
         self.addresses = torch.tensor(addresses)
         self.numels = torch.tensor(SIZES)
+        self.salts = torch.zeros(len(SIZES), dtype=torch.int64)
         self.rows = torch.tensor([2, 0, 1])
         self.constants = torch.tensor(rows, dtype=torch.float64).flatten()
         self.control = torch.tensor([factor, skip], dtype=torch.float64)

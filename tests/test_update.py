@@ -23,11 +23,16 @@ def test_agrees_with_the_oracle(case, dtype, backend):
 def test_the_readable_form_agrees_with_the_oracle(case, dtype, monkeypatch):
     """No backend uses padam_step; here it stands in for the form that eager uses."""
 
-    def one_after_the_other(options, grad_factor, **columns):
+    def one_after_the_other(options, grad_factor, packed_maximum, **columns):
         names = [column.removesuffix("s") for column in columns]
         for values in zip(*columns.values(), strict=True):
             arguments = dict(zip(names, values, strict=True))
-            padam_step(**arguments, options=options, grad_factor=grad_factor)
+            padam_step(
+                **arguments,
+                options=options,
+                grad_factor=grad_factor,
+                packed_maximum=packed_maximum,
+            )
 
     monkeypatch.setattr("padam_ext.backends.eager.padam_step_foreach", one_after_the_other)
     run(case, dtype, "eager")

@@ -55,6 +55,7 @@ class CpuStep(BucketStep):
             native.module.step_cpu(
                 addresses=table.addresses,
                 numels=table.numels,
+                salts=table.salts,
                 rows=table.rows.of_tensors,
                 constants=table.rows.constants,
                 slot_dtypes=slot_dtypes,

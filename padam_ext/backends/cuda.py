@@ -48,6 +48,7 @@ def native_table(table: DeviceTable) -> Any:
     return native.module.DeviceTable(
         addresses=table.addresses.data_ptr(),
         numels=table.numels.data_ptr(),
+        salts=table.salts.data_ptr(),
         rows=table.rows.data_ptr(),
         constants=table.constants.data_ptr(),
         control=table.control.data_ptr(),

@@ -44,6 +44,7 @@ class DeviceTable:
         constants: float64 [row * field].
         row_sources: int64 words [row * field], see constants.py's RowSource.
         numels: int64 [tensor].
+        salts: int64 [tensor], of random numbers.
         chunk_tensors: int64 [chunk], index of the chunk's tensor.
         chunk_first_blocks: int64 [chunk], index of the chunk's first block in its tensor.
         partial_sums: float64 [chunk], once a norm was asked for.
@@ -93,6 +94,7 @@ class DeviceTable:
             "constants": count * len(Constants._fields),
             "row_sources": count * SOURCE_WORDS,
             "numels": count,
+            "salts": count,
             "chunk_tensors": self.num_chunks,
             "chunk_first_blocks": self.num_chunks,
         }
@@ -104,6 +106,7 @@ class DeviceTable:
         self._spans = spans
 
         self._section("numels").copy_(numels)
+        self._section("salts").copy_(torch.tensor(list(table.salts), dtype=torch.int64))
         self._section("chunk_tensors").copy_(chunk_tensors)
         self._section("chunk_first_blocks").copy_(chunk_numbers * self.blocks_per_chunk)
         self._known: dict[str, bytes] = {}
@@ -127,6 +130,7 @@ class DeviceTable:
         self.constants = on_device("constants", torch.float64)
         self.row_sources = on_device("row_sources")
         self.numels = on_device("numels")
+        self.salts = on_device("salts")
         self.chunk_tensors = on_device("chunk_tensors")
         self.chunk_first_blocks = on_device("chunk_first_blocks")
         self.partial_sums: Tensor | None = None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from padam_ext import codecs
 from padam_ext.backends.step import BucketStep, Options
 from padam_ext.buckets import GRAD, Bound, Bucket
+from padam_ext.layout import in_memory_order
+from padam_ext.random_bits import Draws, draw, step_key
 from padam_ext.reference import padam_step_foreach
 from padam_ext.slots import SLOTS
 from padam_ext.step_control import StepControl
@@ -38,22 +41,46 @@ class EagerStep(BucketStep):
         factor = control.as_tensors().grad_factor
         if isinstance(factor, Tensor):
             factor = factor.to(self.bucket.device, self.bucket.signature.compute_dtype)
+        signature = self.bucket.signature
         steps = self._counts.add(bound.inputs)
         try:
             bound.load()
             for group, members in self._members.items():
-                columns = {
-                    f"{name}s": [bound.tensor(slot, i) for i in members]
-                    for slot, name in enumerate(SLOTS)
-                    if self.bucket.signature.dtypes[slot] is not None
-                }
+                its_steps = [steps[i] if isinstance(steps, list) else steps for i in members]
+                stored = [self._stored(bound, i) for i in members]
+                values = [codecs.decode(one, signature) for one in stored]
                 padam_step_foreach(
-                    **columns,
-                    steps=[steps[i] if isinstance(steps, list) else steps for i in members],
+                    **{f"{name}s": [one[name] for one in values] for name in values[0]},
+                    steps=its_steps,
                     options=options[group].on_host(),
                     grad_factor=factor,
+                    packed_maximum=signature.has("packed_mvh"),
                 )
+                for i, step, its_slots, its_values in zip(
+                    members, its_steps, stored, values, strict=True
+                ):
+                    draws = self._draw(i, step, options[group].seed)
+                    codecs.encode(its_slots, its_values, signature, draws)
         except BaseException:
             self._counts.take_back(bound.inputs)
             raise
         bound.store()
+
+    def _stored(self, bound: Bound, index: int) -> dict[str, Tensor]:
+        """The tensors of one parameter by slot, as kernels walk them where random numbers are."""
+        signature = self.bucket.signature
+        tensors = {
+            name: bound.tensor(slot, index)
+            for slot, name in enumerate(SLOTS)
+            if signature.dtypes[slot] is not None
+        }
+        if not signature.draws:
+            return tensors
+        return {name: in_memory_order(tensor) for name, tensor in tensors.items()}
+
+    def _draw(self, index: int, step: float, seed: int) -> Draws | None:
+        """A parameter's random numbers in a step."""
+        if not self.bucket.signature.draws:
+            return None
+        record = self.bucket.records[index]
+        return draw(record.numel, step_key(seed, record.salt, int(step)), self.bucket.device)

@@ -9,18 +9,19 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     create_default_local_load_plan,
 )
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from padam_ext.options import DEFAULTS
-from padam_ext.slots import STATE_SLOTS
+from padam_ext.slots import MOMENTS, SLOTS, STATE_SLOTS
 
 
 class AdamLoadPlanner(DefaultLoadPlanner):
     """Loads states of FusedPadam from checkpoints of torch.optim.Adam, AdamW and older versions.
 
     torch.distributed.checkpoint insists on each key that the loading optimizer has. With this
-    planner it still does, but for options of param groups, which then keep their present values,
-    and for `max_exp_avg_sq`, which starts as the checkpoint's `exp_avg_sq`.
+    planner it still does, but for options of param groups, `param_low` and `salt`, which then keep
+    their present values, and for `max_exp_avg_sq`, which starts as the checkpoint's `exp_avg_sq`.
 
     Example::
 
@@ -45,11 +46,13 @@ class AdamLoadPlanner(DefaultLoadPlanner):
         metadata = self.metadata
         assert metadata is not None  # or the call before has raised
         for key, value in self.state_dict.items():
-            if key in metadata.state_dict_metadata or _is_option(key):
+            if key in metadata.state_dict_metadata or _may_be_missing(key):
                 continue
             source = _starts_as(key)
             if source not in metadata.state_dict_metadata:
-                raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
+                raise RuntimeError(
+                    f"Missing key in checkpoint state_dict: {key}.{_advice(key, metadata)}"
+                )
             items += [
                 replace(item, dest_index=replace(item.dest_index, fqn=key))
                 for item in create_default_local_load_plan({source: value}, metadata).items
@@ -57,9 +60,23 @@ class AdamLoadPlanner(DefaultLoadPlanner):
         return LoadPlan(items)
 
 
-def _is_option(key: str) -> bool:
+def _may_be_missing(key: str) -> bool:
+    """An option, or what a state begins with itself."""
     *path, name = key.split(".")
-    return "param_groups" in path and name in DEFAULTS
+    return name in DEFAULTS if "param_groups" in path else name in ("param_low", "salt")
+
+
+def _advice(key: str, metadata: Metadata) -> str:
+    """What to do where the checkpoint holds the moments in another way."""
+    path, _, name = key.rpartition(".")
+    ways = [names[0] for names in MOMENTS]
+    there = [way for way in ways if f"{path}.{way}" in metadata.state_dict_metadata]
+    if name not in SLOTS or not there:
+        return ""
+    return (
+        f" It has {there[0]!r}: load it with the state_dtype and amsgrad that wrote it, then set "
+        'param_groups[i]["state_dtype"]; the next step converts the states.'
+    )
 
 
 def _starts_as(key: str) -> str:
