@@ -26,32 +26,49 @@ ARCHITECTURES = re.findall(
 )
 
 
-def _mangled_step(*types: str) -> str:
-    """Of a step's Types<...>: arithmetic, then parameters, gradients and what else is there."""
-    return f"multi_tensor_padamINS_5TypesI{types[0]}J{''.join(types[1:])}EEEE"
-
-
-# Variants as they stand in mangled names; half types that come again are abbreviated there.
-_BFLOAT16, _FLOAT16, _AGAIN = "NS_8bfloat16E", "NS_7float16E", "S3_"
+# What the slots of a step store, as its Types<...> have them: of parameters, gradients, and lower
+# halves of parameters.
 _DTYPES = {
-    "float32": ("f", "f", "f"),
-    "float64": ("d", "d", "d"),
-    "bfloat16": (_BFLOAT16, _AGAIN, "f"),
-    "bfloat16, gradient float32": (_BFLOAT16, "f", "f"),
-    "float16": (_FLOAT16, _AGAIN, "f"),
-    "float16, gradient float32": (_FLOAT16, "f", "f"),
+    "float32": ("float", "float", ""),
+    "float64": ("double", "double", ""),
+    "bfloat16": ("bfloat16", "bfloat16", ""),
+    "bfloat16, gradient float32": ("bfloat16", "float", ""),
+    "bfloat16, stochastic": ("stochastic_bfloat16", "bfloat16", ""),
+    "bfloat16, stochastic, gradient float32": ("stochastic_bfloat16", "float", ""),
+    "bfloat16, split": ("bfloat16", "bfloat16", "unsigned short"),
+    "bfloat16, split, gradient float32": ("bfloat16", "float", "unsigned short"),
+    "float16": ("float16", "float16", ""),
+    "float16, gradient float32": ("float16", "float", ""),
 }
+# Of the moments, in what they are computed in: each by itself, or packed.
+_MOMENTS = {
+    "": ("T", "T", "T", "", ""),
+    ", no AMSGrad": ("T", "T", "", "", ""),
+    ", packed": ("", "", "", "unsigned int", ""),
+    ", packed, no AMSGrad": ("", "", "", "", "unsigned int"),
+}
+
+
+def _step(param: str, grad: str, low: str, moments: tuple[str, ...]) -> str:
+    """A step as c++filt names it."""
+    compute = "double" if param == "double" else "float"
+    stored = (compute if kind == "T" else kind for kind in (param, grad, *moments, low))
+    types = ", ".join(kind or "Absent" for kind in (compute, *stored))
+    return f"multi_tensor_padam<Types<{types}> >"
+
+
 STEPS = {
-    name + suffix: _mangled_step(t, param, grad, *[t] * (2 + amsgrad))
-    for amsgrad, suffix in ((True, ""), (False, ", no AMSGrad"))
-    for name, (param, grad, t) in _DTYPES.items()
+    name + suffix: _step(*dtypes, moments)
+    for suffix, moments in _MOMENTS.items()
+    for name, dtypes in _DTYPES.items()
+    if name != "float64" or "packed" not in suffix
 }
 # Of gradients and sums.
 NORMS = {
-    "float32": "multi_tensor_sum_of_squaresIffE",
-    "float64": "multi_tensor_sum_of_squaresIddE",
-    "bfloat16": "multi_tensor_sum_of_squaresINS_8bfloat16EfE",
-    "float16": "multi_tensor_sum_of_squaresINS_7float16EfE",
+    "float32": "multi_tensor_sum_of_squares<float, float>",
+    "float64": "multi_tensor_sum_of_squares<double, double>",
+    "bfloat16": "multi_tensor_sum_of_squares<bfloat16, float>",
+    "float16": "multi_tensor_sum_of_squares<float16, float>",
 }
 PREPARE = "prepare_step"
 
@@ -82,7 +99,7 @@ def load_bits(loop: list[str]) -> list[int]:
 
 
 def compile_for(architecture: str) -> dict[str, Compiled]:
-    """Compiles the kernels as CMake does; all variants, by mangled name."""
+    """Compiles the kernels as CMake does; all variants, by name."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernels.cubin")
         source = ROOT / "csrc" / "padam_cuda.cu"
@@ -101,19 +118,29 @@ def compile_for(architecture: str) -> dict[str, Compiled]:
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         machine_code = nvidia_tool("nvdisasm", "-c", cubin)
-    usages = re.split(r"Compiling entry function ", result.stdout + result.stderr)[1:]
-    functions = re.split(r"\n\s*\.section\s+\.text\.", machine_code)[1:]
+    usages = _by_name(r"Compiling entry function '", result.stdout + result.stderr)
+    functions = _by_name(r"\n\s*\.section\s+\.text\.", machine_code)
     compiled = {}
-    for mangled in (*STEPS.values(), *NORMS.values(), PREPARE):
-        [usage] = (text for text in usages if mangled in text)
-        [code] = (text for text in functions if mangled in text[:200])
-        compiled[mangled] = Compiled(
+    for name in (*STEPS.values(), *NORMS.values(), PREPARE):
+        usage = usages[name]
+        compiled[name] = Compiled(
             registers=int(re.search(r"Used (\d+) registers", usage)[1]),
             stack_bytes=int(re.search(r"(\d+) bytes stack frame", usage)[1]),
             spilled_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", usage))),
-            machine_code=code,
+            machine_code=functions[name],
         )
     return compiled
+
+
+def _by_name(before: str, text: str) -> dict[str, str]:
+    """Parts of a text that begin with a function's mangled name, by the name."""
+    parts = re.split(before, text)[1:]
+    mangled = "\n".join(re.match(r"\w+", part)[0] for part in parts)
+    result = subprocess.run(
+        ["c++filt", "--no-params"], input=mangled, check=True, capture_output=True, text=True
+    )
+    names = re.sub(r"padam::|\(anonymous namespace\)::", "", result.stdout).splitlines()
+    return dict(zip(names, parts, strict=True))
 
 
 def table(console: Console) -> list[str]:
@@ -132,11 +159,11 @@ def table(console: Console) -> list[str]:
         f"| parameters | {' | '.join(f'sm_{a}' for a in ARCHITECTURES)} |",
         f"|---|{'---:|' * len(ARCHITECTURES)}",
     ]
-    for name, mangled in STEPS.items():
-        cells = [_step_cell(variants[mangled], _elements(name)) for variants in compiled]
+    for name, function in STEPS.items():
+        cells = [_step_cell(variants[function], _elements(name)) for variants in compiled]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    for name, mangled in NORMS.items():
-        cells = [_norm_cell(variants[mangled], _elements(name)) for variants in compiled]
+    for name, function in NORMS.items():
+        cells = [_norm_cell(variants[function], _elements(name)) for variants in compiled]
         lines.append(f"| norm, gradient {name} | {' | '.join(cells)} |")
     return lines
 

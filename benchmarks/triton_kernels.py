@@ -44,11 +44,34 @@ SIGNATURES = [
         *((half, torch.float32) for half in slots.HALF_DTYPES),
     )
 ]
+# Parameters and gradients, and options of how these and states are stored.
+_PACKED = {"state_dtype": "packed32"}
+_ROUNDED, _SPLIT = {"param_rounding": "stochastic"}, {"master": "split"}
+STORED_SIGNATURES = [
+    slots.signature(param, grad, Storage.of(DEFAULTS | options))
+    for param, grad, options in (
+        (torch.float32, torch.float32, _PACKED),
+        (torch.bfloat16, torch.bfloat16, _PACKED),
+        (torch.float16, torch.float16, _PACKED),
+        (torch.bfloat16, torch.float32, _PACKED),
+        (torch.float32, torch.float32, _PACKED | {"amsgrad": False}),
+        (torch.bfloat16, torch.bfloat16, _ROUNDED),
+        (torch.bfloat16, torch.bfloat16, _SPLIT),
+        (torch.bfloat16, torch.bfloat16, _PACKED | _ROUNDED),
+        (torch.bfloat16, torch.bfloat16, _PACKED | _SPLIT),
+    )
+]
 # The root "none" is a case of the general one here. Without amsgrad the arithmetic is the same but
-# for a maximum: a few variants stand for all.
+# for a maximum, and how a tensor is stored does not depend on the root: a few variants stand for
+# all.
 _WITHOUT = Storage.of(DEFAULTS | {"amsgrad": False})
-VARIANTS = [(one, root) for one in SIGNATURES for root in range(1, len(ROOTS))] + [
-    (slots.signature(*one.dtypes[:2], _WITHOUT), ROOTS.index("eighth")) for one in SIGNATURES[:3]
+_ALL_ROOTS = (*SIGNATURES, *STORED_SIGNATURES[:2])
+VARIANTS = [(one, root) for one in _ALL_ROOTS for root in range(1, len(ROOTS))] + [
+    (one, ROOTS.index("eighth"))
+    for one in (
+        *(slots.signature(*one.dtypes[:2], _WITHOUT) for one in SIGNATURES[:3]),
+        *STORED_SIGNATURES[2:],
+    )
 ]
 # Those of the norm, by the gradient's dtype.
 NORM_SIGNATURES = list({one.dtypes[1]: one for one in SIGNATURES}.values())
@@ -144,11 +167,17 @@ def _field(assembly: str, name: str) -> int:
 
 
 def describe(signature: Signature) -> str:
-    """Parameter's dtype, the gradient's where it is another, and whether amsgrad is off."""
+    """Parameter's dtype, the gradient's where it is another, and what is not the usual."""
     param, grad = map(_name, signature.dtypes[:2])
-    dtypes = param if param == grad else f"{param}, gradient {grad}"
-    amsgrad = signature.dtypes[slots.SLOTS.index("max_exp_avg_sq")] is not None
-    return dtypes if amsgrad else f"{dtypes}, no amsgrad"
+    parts = {
+        param: True,
+        f"gradient {grad}": grad != param,
+        "stochastic": signature.stochastic,
+        "split": signature.has("param_low"),
+        "packed": not signature.has("exp_avg"),
+        "no amsgrad": not (signature.has("max_exp_avg_sq") or signature.has("packed_mvh")),
+    }
+    return ", ".join(part for part, is_so in parts.items() if is_so)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -160,8 +189,9 @@ def table(console: Console) -> list[str]:
     lines = [
         "Registers of a thread / instructions per element, where these can be counted. Compiled by",
         f"Triton {triton.__version__} without a GPU (`make kernel-tables`). At 3.0 TB/s an H100",
-        "issues about 11 instructions per byte: 400 for the 36 bytes of an element's step, in the",
-        "norm 44 for the 4 of a gradient's, 22 for the 2 of a half type.",
+        "issues about 11 instructions per byte: 400 for the 36 bytes of an element's step, 154 for",
+        "the 14 of packed states beside bfloat16, in the norm 44 for the 4 of a gradient's, 22 for",
+        "the 2 of a half type.",
         "",
         f"| parameters | p | {' | '.join(TARGETS)} |",
         f"|---|---|{'---:|' * len(TARGETS)}",

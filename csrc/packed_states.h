@@ -14,8 +14,6 @@
 // the same bits.
 #pragma once
 
-#include <cmath>
-
 #include "bits.h"
 
 namespace padam {
@@ -34,8 +32,18 @@ PADAM_INLINE std::uint32_t unit_of(std::uint32_t bits) {
 // A fraction whose bits stand below those of 2.0.
 PADAM_INLINE float fraction_of(std::uint32_t bits) { return float_of(bits | 0x40000000u) - 2.0f; }
 
-PADAM_INLINE float smaller(float a, float b) { return a < b ? a : b; }  // b where a is NaN
 PADAM_INLINE std::uint32_t smaller(std::uint32_t a, std::uint32_t b) { return a < b ? a : b; }
+
+// 2 + value * inverse, and no more than `most`, also of NaN: a float whose top bits are a code. The
+// product is exact, or lost beside 2: fused or not, the result is the same.
+PADAM_INLINE std::uint32_t in_code(float value, float inverse, float most) {
+  const float scaled = multiply_add(value, inverse, 2.0f);
+#if defined(__CUDA_ARCH__)
+  return word_of(fminf(scaled, most));  // one instruction, which a selection would not become
+#else
+  return word_of(scaled < most ? scaled : most);
+#endif
+}
 
 // The smallest code of h that is not below v; NaN of every NaN.
 PADAM_INLINE float upper_end(float v) {
@@ -55,10 +63,10 @@ PADAM_INLINE void unpack_mvh(std::uint32_t word, float& m, float& v, float& h) {
 PADAM_INLINE std::uint32_t pack_mvh(float m, float v, float h, std::uint32_t for_m,
                                     std::uint32_t for_v) {
   const std::uint32_t h_bits = word_of(h) & kMaximum;
-  const float in_parts = v * float_of(kInverse - (h_bits & kExponent)) + 2.0f;
+  const float in_parts = multiply_add(v, float_of(kInverse - (h_bits & kExponent)), 2.0f);
   const std::uint32_t v_code = ((word_of(in_parts) + (for_v >> 19)) >> 4) & 0x0007FE00u;
-  const float in_units = smaller(fabsf(m) * float_of(kInverse - unit_of(h_bits)) + 2.0f, 129024.0f);
-  const std::uint32_t m_code = ((word_of(in_units) + (for_m >> 14)) >> 18) & 0x1FFu;
+  const std::uint32_t in_units = in_code(fabsf(m), float_of(kInverse - unit_of(h_bits)), 129024.0f);
+  const std::uint32_t m_code = ((in_units + (for_m >> 14)) >> 18) & 0x1FFu;
   return (word_of(m) & kSign) | h_bits | v_code | m_code;
 }
 
@@ -73,8 +81,8 @@ PADAM_INLINE std::uint32_t pack_mv(float m, float v, std::uint32_t for_m, std::u
   const std::int32_t at_most = static_cast<std::int32_t>(kSecondMoment);
   const std::int32_t bits = bits_of(v) < at_most ? bits_of(v) : at_most;
   const std::uint32_t v_bits = (static_cast<std::uint32_t>(bits) + (for_v >> 20)) & kSecondMoment;
-  const float in_units = smaller(fabsf(m) * float_of(kInverse - unit_of(v_bits)) + 2.0f, 130816.0f);
-  const std::uint32_t m_code = ((word_of(in_units) + (for_m >> 17)) >> 15) & 0xFFFu;
+  const std::uint32_t in_units = in_code(fabsf(m), float_of(kInverse - unit_of(v_bits)), 130816.0f);
+  const std::uint32_t m_code = ((in_units + (for_m >> 17)) >> 15) & 0xFFFu;
   return (word_of(m) & kSign) | v_bits | m_code;
 }
 

@@ -55,22 +55,6 @@ PADAM_INLINE Decay decay_of(const Constants<T>& c) {
 PADAM_INLINE float square_root(float value) { return sqrtf(value); }
 PADAM_INLINE double square_root(double value) { return sqrt(value); }
 
-// a * b + c: multiply_add fuses if the processor can; rounded_once rounds to float only once.
-// Without an FMA instruction it computes in double, where the product of two floats is exact. For
-// float64, to which no bound of two units applies, it then rounds twice.
-#if defined(__FMA__) || defined(__CUDA_ARCH__) || defined(__aarch64__)
-PADAM_INLINE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-PADAM_INLINE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
-PADAM_INLINE float rounded_once(float a, float b, float c) { return multiply_add(a, b, c); }
-#else
-PADAM_INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
-PADAM_INLINE double multiply_add(double a, double b, double c) { return a * b + c; }
-PADAM_INLINE float rounded_once(float a, float b, float c) {
-  return static_cast<float>(static_cast<double>(a) * b + c);
-}
-#endif
-PADAM_INLINE double rounded_once(double a, double b, double c) { return multiply_add(a, b, c); }
-
 // Where d lies between these, d^(-2p) and all that leads to it stay far from the ends of float32.
 constexpr float kSmallestTame = 0x1p-120f;
 constexpr float kLargestTame = 0x1p120f;

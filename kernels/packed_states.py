@@ -43,16 +43,19 @@ def fraction_of(word):
 
 
 @triton.jit
-def smaller(a, b):
-    """The smaller; b where a is NaN."""
-    return tl.where(a < b, a, b)
+def in_code(value, inverse, most):
+    """2 + value * inverse, and no more than `most`, also of NaN: a float whose top bits are a code.
+
+    The product is exact, or lost beside 2: fused or not, the result is the same.
+    """
+    return word_of(tl.minimum(tl.fma(value, inverse, 2.0), most))
 
 
 @triton.jit
 def upper_end(v):
     """The smallest code of h that is not below v; NaN of every NaN."""
     word = word_of(v)
-    return float_of((tl.where(word < MAXIMUM, word, MAXIMUM) + 0x0007FFFF) & MAXIMUM)
+    return float_of((tl.minimum(word, MAXIMUM) + 0x0007FFFF) & MAXIMUM)
 
 
 @triton.jit
@@ -71,10 +74,10 @@ def pack_mvh(m, v, h, for_m, for_v):
     A NaN of h may have gained bits.
     """
     h_word = word_of(h) & MAXIMUM
-    in_parts = word_of(v * inverse_of(h_word & EXPONENT) + 2.0)
+    in_parts = word_of(tl.fma(v, inverse_of(h_word & EXPONENT), 2.0))
     v_code = ((in_parts + (for_v >> 19)) >> 4) & 0x0007FE00
-    in_units = smaller(tl.abs(m) * inverse_of(unit_of(h_word)) + 2.0, 129024.0)
-    m_code = ((word_of(in_units) + (for_m >> 14)) >> 18) & 0x1FF
+    in_units = in_code(tl.abs(m), inverse_of(unit_of(h_word)), 129024.0)
+    m_code = ((in_units + (for_m >> 14)) >> 18) & 0x1FF
     return (word_of(m) & SIGN) | h_word | v_code | m_code
 
 
@@ -91,6 +94,6 @@ def pack_mv(m, v, for_m, for_v):
     """The word of an m and a v, with random words."""
     at_most = tl.minimum(v.to(tl.int32, bitcast=True), SECOND_MOMENT).to(tl.uint32, bitcast=True)
     v_word = (at_most + (for_v >> 20)) & SECOND_MOMENT
-    in_units = smaller(tl.abs(m) * inverse_of(unit_of(v_word)) + 2.0, 130816.0)
-    m_code = ((word_of(in_units) + (for_m >> 17)) >> 15) & 0xFFF
+    in_units = in_code(tl.abs(m), inverse_of(unit_of(v_word)), 130816.0)
+    m_code = ((in_units + (for_m >> 17)) >> 15) & 0xFFF
     return (word_of(m) & SIGN) | v_word | m_code

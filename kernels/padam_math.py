@@ -11,7 +11,8 @@ import triton.language as tl
 from padam_ext.kernels.packed_states import upper_end
 
 # How d^(2p) is computed: values of ROOT, named after p, in the order of constants.py's ROOTS.
-# Square roots are cheap; the rest takes exp2 and log2, which also handles a zero or denormal d.
+# Square roots are cheap, a polynomial for the default p is cheaper; the rest takes exp2 and log2,
+# which also handles a zero or denormal d.
 HALF: tl.constexpr = tl.constexpr(1)
 QUARTER: tl.constexpr = tl.constexpr(2)
 EIGHTH: tl.constexpr = tl.constexpr(3)
@@ -72,7 +73,7 @@ def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr, CODE
     elif ROOT == QUARTER:
         step = divide(m, square_root(d))
     elif ROOT == EIGHTH:
-        step = divide(m, square_root(square_root(d)))
+        step = over_fourth_root(m, d)
     elif ROOT == SIXTEENTH:
         step = divide(m, square_root(square_root(square_root(d))))
     else:
@@ -101,6 +102,27 @@ def divide(one, other):
     else:
         quotient = tl.div_rn(one, other)
     return quotient
+
+
+@triton.jit
+def over_fourth_root(m, d):
+    """M / d^(1/4) for normal d > 0; in float32 within 3.1e-7, relative.
+
+    Correctly rounded roots and a division would take three times as many instructions.
+    """
+    if d.dtype == tl.float64:
+        result = divide(m, square_root(square_root(d)))
+    else:
+        # A first guess within 3.2 %: -1/4 of the exponent, and linear in the significand.
+        y = (0x4F581000 - (d.to(tl.int32, bitcast=True) >> 2)).to(tl.float32, bitcast=True)
+        # d y^4 = 1 - t, so d^(-1/4) = y (1 - t)^(-1/4): a minimax polynomial in t.
+        square = y * y
+        t = tl.fma(-(d * square), square, 1.0)
+        series = tl.fma(t, 0.0971523151, 0.118730821)
+        series = tl.fma(series, t, 0.156238213)
+        series = tl.fma(series, t, 0.249994248)
+        result = m * tl.where(d == float("inf"), 0.0, tl.fma(y * t, series, y))
+    return result
 
 
 @triton.jit

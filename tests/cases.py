@@ -90,3 +90,37 @@ each_case_and_dtype = pytest.mark.parametrize(
 )
 each_partial = pytest.mark.parametrize("partial", PARTIALS, ids=ids(PARTIALS))
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=ids(DTYPES))
+
+
+# Ways to store, and a dtype of parameters for which each is.
+STORAGES = [
+    (torch.float32, {"state_dtype": "packed32"}),
+    (torch.bfloat16, {"state_dtype": "packed32"}),
+    (torch.float16, {"state_dtype": "packed32"}),
+    (torch.bfloat16, {"state_dtype": "packed32", "param_rounding": "stochastic", "seed": 5}),
+    (torch.bfloat16, {"state_dtype": "packed32", "master": "split"}),
+    (torch.bfloat16, {"param_rounding": "stochastic"}),
+    (torch.bfloat16, {"master": "split"}),
+]
+
+
+def describe_storage(storage):
+    dtype, options = storage
+    return "-".join([*ids([dtype]), *(str(option) for option in options.values())])
+
+
+each_storage = pytest.mark.parametrize("storage", STORAGES, ids=describe_storage)
+# In `make test` they take turns: two for each case.
+each_case_and_storage = pytest.mark.parametrize(
+    ("case", "storage"),
+    [
+        pytest.param(
+            case,
+            storage,
+            id=f"{ids([case])[0]}-{describe_storage(storage)}",
+            marks=[] if (2 * number + place) % len(STORAGES) < 2 else [pytest.mark.slow],
+        )
+        for number, case in enumerate(CASES)
+        for place, storage in enumerate(STORAGES)
+    ],
+)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 import oracle
+import packed_oracle
 from cases import DEFAULTS
 from padam_ext.slots import SLOTS
 
@@ -90,17 +91,43 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, backend: str) -> N
         assert torch.equal(actual, expected)
 
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+def _is_packed(state) -> str | None:
+    """The slot of packed moments, if that is how they are held."""
+    return next((key for key in ("packed_mvh", "packed_mv") if key in state), None)
+
+
+def _as_words(tensor: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(tensor.numpy()).view(f"u{tensor.dtype.itemsize}")
+
+
+def moments_of(state, like: torch.Tensor) -> list[np.ndarray]:
+    """The moments in a state, exactly, zeros where there are none; of h the upper end if packed."""
+    if slot := _is_packed(state):
+        values = packed_oracle.unpack(_as_words(state[slot]), slot == "packed_mvh")
+        return [oracle.exact(value) for value in values]
+    zeros = torch.zeros_like(like)
+    return [as_exact(state.get(key, zeros)) for key in MOMENTS]
+
+
+def value_of(param: torch.Tensor, state) -> np.ndarray:
+    """A parameter with what its state holds of it, exactly."""
+    if "param_low" not in state:
+        return as_exact(param)
+    high = _as_words(param.detach().view(torch.int16))
+    return oracle.exact(packed_oracle.join(high, _as_words(state["param_low"])))
+
+
 class Watched:
     """A parameter's values and states as they are before a step."""
 
     def __init__(self, optimizer, param, grad_factor=1.0):
         state = optimizer.state.get(param, {})
-        zeros = torch.zeros_like(param)
         self.param = param
-        self.x = as_exact(param)
-        self.moments = [
-            as_exact(state.get(key, zeros)) for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-        ]
+        self.x = value_of(param, state)
+        self.moments = moments_of(state, param)
         self.step = float(state["step"]) if "step" in state else 0.0
         counter = state.get("step")
         counts = isinstance(counter, torch.Tensor) and counter.dtype in COUNTING_DTYPES
@@ -130,35 +157,73 @@ class Watched:
 
         assert (state["step"].dtype, state["step"].shape) == self.counter_kind
         assert float(state["step"]) == self.step + 1
-        keys = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.options["amsgrad"]
-        for key in keys:
-            assert state[key].dtype.to_real() == state_dtype, key
         b1, b2 = map(oracle.exact, self.options["betas"])
         g, g_unit = abs(want.g), spacing(want.g_scale, state_dtype) * (want.g_scale != 0)
         g_unit = g_unit + self.grad_error * abs(self.grad)
-        tolerance = self.moment_ulps * spacing(want.m_scale, state_dtype) + (1 - b1) * g_unit
-        assert_within(as_exact(state["exp_avg"]), want.m, tolerance, "exp_avg")
-        tolerance = self.moment_ulps * spacing(want.v, state_dtype)
-        tolerance = tolerance + (1 - b2) * ((g + g_unit) ** 2 - g**2)
-        assert_within(as_exact(state["exp_avg_sq"]), want.v, tolerance, "exp_avg_sq")
-        if self.options["amsgrad"]:
-            actual = as_exact(state["max_exp_avg_sq"])
-            assert_within(actual, want.h, tolerance, "max_exp_avg_sq")
+        m_error = self.moment_ulps * spacing(want.m_scale, state_dtype) + (1 - b1) * g_unit
+        v_error = self.moment_ulps * spacing(want.v, state_dtype)
+        v_error = v_error + (1 - b2) * ((g + g_unit) ** 2 - g**2)
+        if _is_packed(state):
+            m, h = self._check_words(state, want, m_error, v_error)
+        else:
+            m, h = self._check_moments(state, want, m_error, v_error, state_dtype)
+            m_error = 0.0
 
-        # The movement is judged from the moments as stored, whose own bounds were checked above:
-        # where terms of m cancel, m's rounding is large beside the step.
-        h = state["max_exp_avg_sq" if self.options["amsgrad"] else "exp_avg_sq"]
         decay = self.options["lr"] * self.options["weight_decay"]
         kept = self.x * (1 - decay) if self.options["decoupled_weight_decay"] else self.x
-        moved = oracle.movement(
-            as_exact(state["exp_avg"]), as_exact(h), int(self.step) + 1, self.options
-        )
+        moved = oracle.movement(m, h, int(self.step) + 1, self.options)
         x = kept + moved
-        # Beside the change of x its two sums are rounded, each by half a unit.
+        # Beside the change of x its two sums are rounded, each by half a unit; stochastically the
+        # second one by a whole unit, and the first not at all beside it.
+        stored = state_dtype if self.options["master"] == "split" else dtype
         changed = np.abs(moved) + np.abs(kept - self.x)
-        rounding = spacing(np.maximum(abs(x), abs(kept)), dtype)
+        rounding = spacing(np.maximum(abs(x), abs(kept)), stored)
         tolerance = changed * STEP_BOUND[state_dtype] + rounding
-        assert_within(as_exact(self.param), x, tolerance, "parameter")
+        if np.any(m_error):
+            of_m = oracle.movement(m_error, h, int(self.step) + 1, self.options)
+            tolerance = tolerance + np.where(m_error > 0, abs(of_m), 0.0)
+        if self.options["param_rounding"] == "stochastic" and dtype == torch.bfloat16:
+            tolerance = tolerance + spacing(abs(x), state_dtype)
+        assert_within(value_of(self.param, state), x, tolerance, "parameter")
+
+    def _check_moments(self, state, want, m_error, v_error, state_dtype):
+        """Checks moments that are stored each by itself; those that the movement was made from.
+
+        The movement is judged from the moments as stored, whose own bounds are checked: where terms
+        of m cancel, m's rounding is large beside the step.
+        """
+        keys = MOMENTS if self.options["amsgrad"] else MOMENTS[:2]
+        for key in keys:
+            assert state[key].dtype.to_real() == state_dtype, key
+        assert_within(as_exact(state["exp_avg"]), want.m, m_error, "exp_avg")
+        assert_within(as_exact(state["exp_avg_sq"]), want.v, v_error, "exp_avg_sq")
+        if self.options["amsgrad"]:
+            assert_within(as_exact(state[keys[-1]]), want.h, v_error, keys[-1])
+        return as_exact(state["exp_avg"]), as_exact(state[keys[-1]])
+
+    def _check_words(self, state, want, m_error, v_error):
+        """Checks packed moments; those that the movement was made from, before rounding."""
+        amsgrad = self.options["amsgrad"]
+        keys = {"step", "salt", "packed_mvh" if amsgrad else "packed_mv"}
+        assert set(state) == keys | ({"param_low"} if self.options["master"] else set())
+        m, v, h = moments_of(state, self.param)
+        if amsgrad:
+            ends = [
+                oracle.exact(packed_oracle.floats(packed_oracle.upper_bits(one)))
+                for one in (np.maximum(want.v - v_error, 0), want.v + v_error)
+            ]
+            low, high = (np.maximum(end, self.moments[2]) for end in ends)
+            assert_within(h, (low + high) / 2, (high - low) / 2, "the running maximum")
+            assert_within(v, want.v, v_error + packed_oracle.v_bound(h), "exp_avg_sq")
+            used = h * packed_oracle.CENTRE
+        else:
+            assert_within(v, want.v, v_error + abs(want.v) * 2.0**-11, "exp_avg_sq")
+            used = want.v
+        most = packed_oracle.largest_m(h, amsgrad)
+        m_bound = packed_oracle.m_bound(want.m, h, amsgrad)
+        held = np.sign(want.m) * np.minimum(abs(want.m), most)
+        assert_within(m, held, m_error + m_bound, "exp_avg")
+        return want.m, used
 
 
 def exact_norm(params) -> np.longdouble:

@@ -108,3 +108,24 @@ def join(high, low):
     rest = low.view(np.int16).astype(np.int64)
     rest = np.where((high & np.uint16(0x7FFF)) == 0, np.maximum(rest, 0), rest)
     return floats(((high.astype(np.int64) << 16) + rest).astype(U32))
+
+
+def _units(h):
+    """Of m beside exact values of h, or of v without amsgrad."""
+    return np.longdouble(1) * unit(words(h))
+
+
+def v_bound(h):
+    """How far rounding may take a second moment that is stored beside h."""
+    return np.longdouble(2) ** -9 * floats(words(h) & U32(0x7F800000))
+
+
+def m_bound(m, h, amsgrad):
+    """The same for a first moment."""
+    return (np.abs(m) + 2 * _units(h)) / (32 if amsgrad else 256)
+
+
+def largest_m(h, amsgrad):
+    """The largest first moment that can be stored beside h."""
+    code = U32(0x1FF << 18 if amsgrad else 0xFFF << 15)
+    return _minus_two(code) * _units(h)

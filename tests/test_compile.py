@@ -13,9 +13,12 @@ from padam_ext.kernels import prepare_step
 pytestmark = pytest.mark.compile
 # A thread's, of the step, by dtype of the arithmetic.
 MOST_REGISTERS = {torch.float32: 80, torch.float64: 112}
+MOST_REGISTERS_WHERE_PACKED = 88  # by the slowest root on gfx942; NVIDIA's take 66 at most
+# Of an element's step, by the slowest root.
+MOST_INSTRUCTIONS, MOST_WHERE_PACKED = 100, 130
 # It takes 42 at most. An NVIDIA GPU hands them out in eights, and 48 let five programs in at once.
 MOST_REGISTERS_OF_NORM = 48
-MOST_REGISTERS_OF_PREPARE = 64  # one program or a few: it has the GPU to itself
+MOST_REGISTERS_OF_PREPARE = 72  # one program or a few: it has the GPU to itself
 each_target = pytest.mark.parametrize("target", triton_kernels.TARGETS)
 
 
@@ -31,21 +34,32 @@ def test_the_step(signature, root, target):
     check_step(signature, root, target)
 
 
+def test_packed_states_leave_room_below_the_issue_limit():
+    """At 14 bytes for an element of bfloat16 an H100 issues 154 instructions."""
+    packed = next(
+        one for one in triton_kernels.STORED_SIGNATURES if one.dtypes[0] == torch.bfloat16
+    )
+    target = triton_kernels.TARGETS["sm_90"]
+    compiled = triton_kernels.compile_step(packed, ROOTS.index("eighth"), target)
+    assert triton_kernels.instructions_per_element(compiled, torch.float32) <= 95
+
+
 @each_target
 def test_states_in_half_types_are_a_matter_of_the_signature(target):
     signature = triton_kernels.SIGNATURES[0]
     states = (torch.bfloat16, torch.float16, torch.float32)
-    signature = signature._replace(dtypes=signature.dtypes[:2] + states)
+    signature = signature._replace(dtypes=(*signature.dtypes[:2], *states, *signature.dtypes[5:]))
     check_step(signature, ROOTS.index("eighth"), target)
 
 
 def check_step(signature, root, target):
     compiled = triton_kernels.compile_step(signature, root, triton_kernels.TARGETS[target])
     compute = signature.compute_dtype
-    check_resources(compiled, MOST_REGISTERS[compute])
+    is_packed = not signature.has("exp_avg")
+    check_resources(compiled, MOST_REGISTERS_WHERE_PACKED if is_packed else MOST_REGISTERS[compute])
     count = triton_kernels.instructions_per_element(compiled, compute)
     if count is not None and compute == torch.float32:
-        assert count < 100
+        assert count < (MOST_WHERE_PACKED if is_packed else MOST_INSTRUCTIONS)
 
     # On the path of whole blocks a thread moves as many elements at a time as 16 bytes hold in the
     # dtype of the arithmetic; of a half type those are 8 bytes. Nothing is there for a slot that
@@ -63,6 +77,8 @@ def check_step(signature, root, target):
     assert accesses(loop, "store|st") == sorted(sizes[:1] + sizes[2:])
     if compiled.machine_code:
         stored = {dtype for dtype in (signature.dtypes[0], *signature.dtypes[2:]) if dtype}
+        if signature.stochastic or signature.has("param_low"):
+            stored.remove(torch.bfloat16)  # cut, after what is added to the bits
         assert roundings(loop) == {NARROW[dtype] for dtype in stored & NARROW.keys()}
 
 

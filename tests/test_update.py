@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cases import each_case_and_dtype
+from cases import each_case_and_dtype, each_case_and_storage
 from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
 from padam_ext.reference import padam_step
@@ -17,6 +17,12 @@ NUM_STEPS, SIZES = 6, ((1, 1031) if INTERPRETED else (1, 7, 64, 333, 1031))
 @each_case_and_dtype
 def test_agrees_with_the_oracle(case, dtype, backend):
     run(case, dtype, backend)
+
+
+@each_case_and_storage
+def test_agrees_with_the_oracle_however_it_is_stored(case, storage, backend):
+    dtype, options = storage
+    run(case, dtype, backend, **options)
 
 
 @each_case_and_dtype
@@ -38,10 +44,10 @@ def test_the_readable_form_agrees_with_the_oracle(case, dtype, monkeypatch):
     run(case, dtype, "eager")
 
 
-def run(case, dtype, backend):
+def run(case, dtype, backend, **storage):
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(size).to(dtype)) for size in SIZES]
-    optimizer = FusedPadam(params, **case.options, backend=backend)
+    optimizer = FusedPadam(params, **case.options, **storage, backend=backend)
     for _ in range(NUM_STEPS):
         for param in params:
             # gradients over many orders of magnitude, among them zeros
