@@ -20,7 +20,9 @@ from scenarios import quietly
 
 pytestmark = pytest.mark.distributed
 OPTIONS = {"weight_decay": 0.1, "lr": 0.05}
+PACKED = {"state_dtype": "packed32", "master": "split", "partial": 0.3}
 SAVED_BY = {
+    "packed": lambda params: FusedPadam(params, **OPTIONS, **PACKED),
     "FusedPadam": lambda params: FusedPadam(params, **OPTIONS, partial=0.3),
     "Adam": lambda params: torch.optim.Adam(params, **OPTIONS),
     "Adam with amsgrad": lambda params: torch.optim.Adam(params, **OPTIONS, amsgrad=True),
@@ -41,21 +43,28 @@ def test_resharded(processes, folder):
     in_processes(processes, load, folder, processes)
 
 
-def make(processes):
+def make(processes, name):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    if name == "packed":
+        model.bfloat16()
     return fully_shard(model, mesh=init_device_mesh("cpu", (processes,)))
 
 
 def train(model, optimizer):
     optimizer.zero_grad()
     inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+    inputs = inputs.to(next(model.parameters()).dtype)
     model(inputs).square().mean().backward()
     optimizer.step()
 
 
 def whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # Neither gloo nor NCCL take int16.
+    wide = tensor.to(torch.int32) if tensor.dtype == torch.int16 else tensor
+    return wide.full_tensor().to(tensor.dtype)
 
 
 def everything(model, optimizer):
@@ -75,7 +84,7 @@ def flat(is_flat):
 def save(rank, folder):
     with quietly():
         for name, make_optimizer in SAVED_BY.items():
-            model = make(2)
+            model = make(2, name)
             optimizer = make_optimizer(model.parameters())
             for _ in range(3):
                 train(model, optimizer)
@@ -94,12 +103,13 @@ def load(rank, folder, processes):
 
 
 def load_one(folder, name, is_flat, processes):
-    model = make(processes)
-    optimizer = FusedPadam(model.parameters(), lr=9.0, partial=0.3)
+    model = make(processes, name)
+    options = PACKED if name == "packed" else {"partial": 0.3}
+    optimizer = FusedPadam(model.parameters(), lr=9.0, **options)
     model_state, state = get_state_dict(model, optimizer, options=flat(is_flat))
     checkpoint = f"{folder}/{name}, {is_flat}"
     into = {"model": model_state, "optimizer": state}
-    planner = None if name == "FusedPadam" else AdamLoadPlanner()
+    planner = None if name in ("FusedPadam", "packed") else AdamLoadPlanner()
     dcp.load(into, checkpoint_id=checkpoint, planner=planner)
     set_state_dict(
         model,
@@ -110,13 +120,17 @@ def load_one(folder, name, is_flat, processes):
     )
     saved = torch.load(f"{folder}/{name}, rank 0.pt")
     loaded = everything(model, optimizer)
-    for key, tensor in loaded.items():
-        assert torch.equal(tensor, saved.get(key, saved[key.replace("max_exp", "exp")])), key
+    for key, value in loaded.items():
+        expected = saved.get(key, saved[key.replace("max_exp", "exp")])
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected)), key
+    if name == "packed":
+        assert {"0.weight.packed_mvh", "0.weight.param_low", "0.weight.salt"} <= loaded.keys()
+        assert loaded["1.weight.param_low"].count_nonzero() > 3
     [group] = optimizer.param_groups
     options = {key: group.get(key) for key in ("lr", "weight_decay", "partial")}
     assert options == {"lr": 0.05, "weight_decay": 0.1, "partial": 0.3}, (name, is_flat, options)
     assert group["decoupled_weight_decay"] == (name == "AdamW")
-    assert group["amsgrad"] == (name in ("FusedPadam", "Adam with amsgrad"))
+    assert group["amsgrad"] == (name in ("FusedPadam", "packed", "Adam with amsgrad"))
     train(model, optimizer)
     assert optimizer.state[next(model.parameters())]["step"] == 4
 
@@ -135,3 +149,8 @@ def load_what_is_not_there(rank, folder):
         ):
             with pytest.raises(dcp.api.CheckpointException, match="Missing key"):
                 dcp.load(state, checkpoint_id=folder, planner=AdamLoadPlanner())
+        state = {"state": {"w": {"packed_mvh": torch.zeros(2, dtype=torch.int32)}}}
+        with pytest.raises(
+            dcp.api.CheckpointException, match=r"state\.w\.packed_mvh\. It has 'exp_avg'"
+        ):
+            dcp.load(state, checkpoint_id=folder, planner=AdamLoadPlanner())
