@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo bench bench-gpu test lint types tests test-all-cases \
+.PHONY: help demo storage bench bench-gpu test lint types tests test-all-cases \
 	test-build test-sanitize test-interpret test-compile test-cuda test-distributed test-clients \
 	test-paper test-gpu test-gpu-sanitize kernel-tables paper clean
 
@@ -25,6 +25,7 @@ help:
 	@echo "make bench          time of a step beside torch.optim's and others', on this CPU"
 	@echo "make bench-gpu      the same on a GPU, with the Python that is there"
 	@echo "make paper          the paper's experiments on data that need no download, ten minutes"
+	@echo "make storage        Padam with packed states and bfloat16 parameters, five minutes"
 	@echo "make test-paper     those on CIFAR and ImageNet, on a few images, with torchvision"
 	@echo "make clean          remove what these made"
 	@echo "Variables: VENV=.venv, PYTHON=python3, OUT=out (reports), JOBS=2 (runs side by side)"
@@ -45,6 +46,11 @@ paper: $(READY)
 	$(EXPERIMENTS) run --task digits --model resnet18 --seeds 3 --jobs $(JOBS) --out $(OUT)/paper
 	$(EXPERIMENTS) run --task lm --model lstm2 --seeds 3 --jobs $(JOBS) --out $(OUT)/paper
 	$(EXPERIMENTS) sweep-p --task digits --model resnet18 --seeds 3 --jobs $(JOBS) --out $(OUT)/paper
+
+storage: $(READY)
+	$(EXPERIMENTS) storage --task lm --model lstm2 --seeds 3 --jobs $(JOBS) --out $(OUT)/storage
+	$(EXPERIMENTS) storage --task digits --model resnet18 --seeds 3 --jobs $(JOBS) \
+		--out $(OUT)/storage
 
 demo: $(READY)
 	$(EXPERIMENTS) run --task digits --model resnet18 --optimizers sgd,adam,amsgrad,padam \

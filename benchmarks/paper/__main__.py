@@ -2,6 +2,7 @@
 
     python -m benchmarks.paper run --task digits --model resnet18 --optimizers all --seeds 3
     python -m benchmarks.paper sweep-p --task digits --model resnet18 --seeds 3
+    python -m benchmarks.paper storage --task lm --model lstm2 --seeds 3
     python -m benchmarks.paper report
 
 Interrupted, the same command goes on from where it was. `digits` and `lm` need no files; cifar10,
@@ -19,11 +20,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.paper.experiments import carry_out, optimizer_study, p_study
+from benchmarks.paper.experiments import carry_out, optimizer_study, p_study, storage_study
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.report import report
 from benchmarks.paper.runs import Run
+from benchmarks.paper.storage import PARAM_DTYPES, options_of
 from benchmarks.paper.tasks import TASKS
+from padam_ext.options import STATE_DTYPES
 
 
 def positive(text: str) -> int:
@@ -54,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     for name, does in (
         ("run", "train with each of the paper's optimizers"),
         ("sweep-p", "train with Padam for each p, and its variants"),
+        ("storage", "train with Padam for each way to store parameters and states"),
         ("report", "tables and figures of all runs in a folder"),
     ):
         command = commands.add_parser(name, help=does, description=does)
@@ -73,6 +77,19 @@ def make_parser() -> argparse.ArgumentParser:
                 type=optimizer_names,
                 default=list(NAMES),
                 help=f"all, the default, or some of {','.join(NAMES)}",
+            )
+        if name != "storage":
+            command.add_argument(
+                "--state-dtype",
+                choices=STATE_DTYPES,
+                default="float32",
+                help="of Padam's states; default %(default)s",
+            )
+            command.add_argument(
+                "--param-dtype",
+                choices=list(PARAM_DTYPES),
+                default="float32",
+                help="stochastic and split are Padam's; default %(default)s",
             )
         command.add_argument("--data", type=Path, help="folder of the data set")
         command.add_argument(
@@ -116,6 +133,10 @@ def make_runs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> l
         "data": str(options.data.resolve()) if options.data else None,
         "device": device,
     }
+    if options.command == "storage":
+        return storage_study(task, options.model, **others)
+    others["param_dtype"] = options.param_dtype
+    others["stored"] = options_of(options.param_dtype, options.state_dtype)
     if options.command == "run":
         return optimizer_study(task, options.model, options.optimizers, **others)
     return p_study(task, options.model, **others)

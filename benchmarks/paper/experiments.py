@@ -1,9 +1,11 @@
-"""The runs of the two studies, and how they are carried out side by side.
+"""The runs of the three studies, and how they are carried out side by side.
 
 The optimizer study is the paper's comparison of seven optimizers. The p study varies Padam's
 exponent, and three things beside it: without the running maximum it is a partially adaptive Adam,
 without that and without momentum a partially adaptive RMSprop (the paper's remark that the idea
 carries over), and with the authors' bias correction it is what their released code computes.
+
+The storage study trains with Padam for each way to store parameters and states.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 
 from benchmarks.paper.optimizers import HYPERPARAMETERS, NAMES
 from benchmarks.paper.runs import Epoch, Run, finished, read_result, require_same, unfinished
+from benchmarks.paper.storage import STORAGES, options_of
 from benchmarks.paper.tasks import TASKS, Task
 from benchmarks.paper.training import train
 
@@ -38,10 +41,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def optimizer_study(
-    task: Task, model: str, optimizers: Iterable[str], seeds: int, **others: Any
+    task: Task,
+    model: str,
+    optimizers: Iterable[str],
+    seeds: int,
+    stored: dict[str, Any] | None = None,
+    **others: Any,
 ) -> list[Run]:
-    """Each optimizer with the paper's hyperparameters, from each seed."""
+    """Each optimizer with the paper's hyperparameters, from each seed; Padam `stored` so."""
     table = HYPERPARAMETERS[task.recipe or model]
+    table = table | {"padam": table["padam"] | (stored or {})}
     return [
         Run("optimizers", NAMES[name], name, table[name], task.name, model, seed=seed, **others)
         for seed in range(seeds)
@@ -49,15 +58,28 @@ def optimizer_study(
     ]
 
 
-def p_study(task: Task, model: str, seeds: int, **others: Any) -> list[Run]:
+def p_study(
+    task: Task, model: str, seeds: int, stored: dict[str, Any] | None = None, **others: Any
+) -> list[Run]:
     """Padam with the paper's hyperparameters but for p, and its variants, from each seed."""
-    paper = HYPERPARAMETERS[task.recipe or model]["padam"]
+    paper = HYPERPARAMETERS[task.recipe or model]["padam"] | (stored or {})
     return [
         Run("p", label, "padam", paper | variant | {"partial": p}, task.name, model, seed=seed,
             **others)
         for seed in range(seeds)
         for label, variant in VARIANTS.items()
         for p in EXPONENTS
+    ]  # fmt: skip
+
+
+def storage_study(task: Task, model: str, seeds: int, **others: Any) -> list[Run]:
+    """Padam with the paper's hyperparameters for each way to store, from each seed."""
+    paper = HYPERPARAMETERS[task.recipe or model]["padam"]
+    return [
+        Run("storage", label, "padam", paper | options_of(params, states), task.name, model,
+            seed=seed, param_dtype=params, **others)
+        for seed in range(seeds)
+        for label, (params, states, _) in STORAGES.items()
     ]  # fmt: skip
 
 
@@ -144,10 +166,13 @@ def require_alike(runs: list[Run], folder: Path) -> None:
     A table or a figure of both would say nothing.
     """
     same_study = ("study", "task", "model")
+    alike = ["width", "epochs", "data", "device"]
+    if runs[0].study != "storage":
+        alike.append("param_dtype")
     for file in sorted(folder.glob("*.json")):
         settings = read_result(file)["settings"]
         if all(settings[key] == getattr(runs[0], key) for key in same_study):
-            require_same(settings, runs[0], file, ("width", "epochs", "data", "device"))
+            require_same(settings, runs[0], file, alike)
     for run in runs:
         unfinished(run, folder, mmap=True)
 

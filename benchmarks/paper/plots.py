@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 from benchmarks.paper.experiments import EXPONENTS, VARIANTS
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.runs import Result, diverged, labelled
+from benchmarks.paper.storage import STORAGES
 from benchmarks.paper.tasks import Task
 
 AXES = {
@@ -49,9 +51,18 @@ def finish(axes: Axes, metric: str, task: Task) -> None:
 
 def optimizers(results: list[Result], task: Task, path: Path) -> None:
     """Train loss and test error or perplexity by epoch, a curve for each optimizer."""
+    _by_epoch(results, NAMES.values(), task, path)
+
+
+def storages(results: list[Result], task: Task, path: Path) -> None:
+    """The same, a curve for each way to store."""
+    _by_epoch(results, STORAGES, task, path)
+
+
+def _by_epoch(results: list[Result], labels: Iterable[str], task: Task, path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for axes, metric in zip(panels, ("train_loss", task.metric), strict=True):
-        for label, runs in labelled(results, NAMES.values()).items():
+        for label, runs in labelled(results, labels).items():
             draw(axes, runs, metric, label)
         finish(axes, metric, task)
         for epoch in task.decay_epochs(results[0]["settings"]["epochs"]):

@@ -22,6 +22,7 @@ from benchmarks.paper.experiments import EXPONENTS, VARIANTS
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.published import PUBLISHED
 from benchmarks.paper.runs import Result, diverged, labelled, read_result
+from benchmarks.paper.storage import STORAGES
 from benchmarks.paper.tasks import TASKS, Task
 
 ACCURACY = {"test_error": "test accuracy, %", "test_error_top5": "top-5 accuracy, %"}
@@ -116,15 +117,47 @@ def p_table(results: list[Result], task: Task) -> Table:
     return table
 
 
+def storage_table(results: list[Result], task: Task) -> Table:
+    """A row for each way to store: what the last epoch measured, and how far from float32."""
+    table = Table(title=f"Storage, {plots.AXES[task.metric]}: {described(results, task)}")
+    for column in ("parameters and states", "bytes", plots.AXES[task.metric], "train loss",
+                   "minus float32's, mean ± standard error over seeds"):  # fmt: skip
+        table.add_column(column, justify="left" if column.startswith("param") else "right")
+    by_label = labelled(results, STORAGES)
+    for label, runs in by_label.items():
+        if runs:
+            difference = difference_of(runs, by_label["float32"], task.metric)
+            table.add_row(label, str(STORAGES[label][2]), spread(runs, task.metric),
+                          spread(runs, "train_loss"), difference)  # fmt: skip
+    return table
+
+
+def difference_of(runs: list[Result], others: list[Result], metric: str) -> str:
+    """How much more the last epochs measured than others from the same seeds did."""
+    of_others = {run["settings"]["seed"]: run["history"] for run in others}
+    pairs = [(run["history"], of_others.get(run["settings"]["seed"])) for run in runs]
+    if runs is others or any(not h or diverged(h) for pair in pairs for h in pair):
+        return ""
+    differences = [mine[-1][metric] - its[-1][metric] for mine, its in pairs if its]
+    if len(differences) < 2:
+        return f"{differences[0]:+.2f}"
+    return f"{mean(differences):+.2f} ± {stdev(differences) / len(differences) ** 0.5:.2f}"
+
+
 def origin(results: list[Result]) -> str:
     """The command that made them, and the machines."""
     settings = results[0]["settings"]
-    command = {"optimizers": "run", "p": "sweep-p"}[settings["study"]]
+    command = {"optimizers": "run", "p": "sweep-p", "storage": "storage"}[settings["study"]]
     task = "lm" if settings["task"] == "ptb" else settings["task"]
     usual = TASKS[settings["task"]]
     more = "" if usual.embedded else " --data FOLDER"
     if settings["width"] != usual.width:
         more += f" --width {settings['width']}"
+    if settings["study"] != "storage" and settings.get("param_dtype", "float32") != "float32":
+        more += f" --param-dtype {settings['param_dtype']}"
+    states = {result["settings"]["options"].get("state_dtype") for result in results} - {None}
+    if settings["study"] != "storage" and states:
+        more += f" --state-dtype {states.pop()}"
     used = {result["settings"]["optimizer"] for result in results}
     if settings["study"] == "optimizers" and used != set(NAMES):
         more += f" --optimizers {','.join(name for name in NAMES if name in used)}"
@@ -199,6 +232,9 @@ def report(folder: Path, console: Console) -> None:
             if study == "optimizers":
                 table = optimizer_table(part, task, model)
                 plots.optimizers(part, task, folder / f"optimizers-{name}-{model}.png")
+            elif study == "storage":
+                table = storage_table(part, task)
+                plots.storages(part, task, folder / f"storage-{name}-{model}.png")
             else:
                 table = p_table(part, task)
                 plots.choices_of_p(part, task, folder / f"p-{name}-{model}.png")

@@ -23,13 +23,14 @@ class Run:
     """What determines a run's result on one machine, but for the number of threads.
 
     Attributes:
-        study: "optimizers" or "p".
-        label: what the study calls it: the optimizer, or the variant of Padam.
+        study: "optimizers", "p" or "storage".
+        label: what the study calls it: the optimizer, the variant of Padam, or the storage.
         optimizer: a key of optimizers.NAMES.
         options: the optimizer's.
         task, model, width, epochs, seed: see tasks.Task.
         data: the folder of the user's data; None for the embedded ones.
         device: of the training, such as "cpu" or "cuda".
+        param_dtype: a key of storage.PARAM_DTYPES.
     """
 
     study: str
@@ -43,6 +44,7 @@ class Run:
     seed: int
     data: str | None
     device: str
+    param_dtype: str = "float32"
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 import padam_ext
 from benchmarks.paper.optimizers import make_optimizer
 from benchmarks.paper.runs import Epoch, Run, finished, unfinished, write
+from benchmarks.paper.storage import Stored
 from benchmarks.paper.tasks import TASKS, Problem, make_problem
 from benchmarks.versions import installed
 
@@ -54,7 +55,9 @@ def train(
     data = None if run.data is None else Path(run.data)
     problem = make_problem(task, run.model, run.width, data, device, workers)
     steps = problem.batches * run.epochs
-    optimizer = make_optimizer(run.optimizer, run.options, problem.model.parameters(), steps)
+    stored = Stored(problem.model.parameters(), run.param_dtype)
+    optimizer = make_optimizer(run.optimizer, run.options, stored.params, steps)
+    stored.attach(optimizer)
     scheduler = MultiStepLR(optimizer, task.decay_epochs(run.epochs), gamma=0.1)
 
     history: list[Epoch] = []
@@ -63,6 +66,7 @@ def train(
     if checkpoint:
         for key, part in whole.items():
             part.load_state_dict(checkpoint[key])
+        stored.load()
         history = checkpoint["history"]
     after_epoch(history)
     while not run.is_over(history):
