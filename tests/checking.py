@@ -1,13 +1,11 @@
 """Holds steps of an optimizer against the oracle, within the bounds that the project promises."""
 
-import os
-
 import numpy as np
 import torch
 
 import oracle
 import packed_oracle
-from cases import DEFAULTS
+from cases import DEFAULTS, INTERPRETED
 from padam_ext.slots import SLOTS
 
 STEP_BOUND = {torch.float32: 4e-6, torch.float64: 1e-14}
@@ -16,7 +14,6 @@ MOMENT_ULPS = 2
 # and v = 0 that adds up to 2.3 units on one element in 3000.
 EAGER_MOMENT_ULPS = 3
 # Triton's interpreter has no fused multiply-add and rounds twice, too.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FACTOR_ERROR = 1e-6
 # Counters of these dtypes that somebody supplied stay as they are.
 COUNTING_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
