@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from padam_ext import backends, trial
+from padam_ext.caller import level_of_the_caller
 
 NAMES = ("auto", *(backend.name for backend in backends.BACKENDS))
 
 _warned: set[str] = set()
-_INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
 def available_backends() -> tuple[str, ...]:
@@ -76,16 +73,5 @@ def _warn_once(device: torch.device, reasons: Sequence[str]) -> None:
         f"FusedPadam steps tensors on {device.type} with plain PyTorch operations, which is "
         f"slower ({'; '.join(reasons) or 'no kernel takes them'}). "
         'backend="eager" silences this.',
-        stacklevel=_level_of_the_caller(),
+        stacklevel=level_of_the_caller(),
     )
-
-
-def _level_of_the_caller() -> int:
-    """The `stacklevel` at which the caller's warning points outside this package and torch.
-
-    torch wraps a step in a varying number of its own functions.
-    """
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
-        level, frame = level + 1, frame.f_back
-    return level

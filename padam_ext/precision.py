@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from padam_ext.caller import level_of_the_caller
 from padam_ext.layout import local
 
 Place = tuple[torch.device, int]
@@ -58,7 +59,7 @@ def warn_of_stalling(param: Tensor, group: Mapping[str, Any]) -> None:
     warnings.warn(
         "bfloat16 parameters are rounded to the nearest after each step of FusedPadam: a change "
         f"below half a unit, 0.2 % of the parameter, is lost. Of FusedPadam's options {_ADVICE}.",
-        stacklevel=2,
+        stacklevel=level_of_the_caller(),
     )
 
 

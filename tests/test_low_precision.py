@@ -351,8 +351,9 @@ def test_one_warning_for_bfloat16_parameters_that_may_stall(backend, monkeypatch
     run(params, optimizer, 1)
     assert not precision._has_warned
     params, optimizer = make((BF16, {}), backend)
-    with pytest.warns(UserWarning, match="master='split' .* param_rounding='stochastic'"):
+    with pytest.warns(UserWarning, match="master='split' .* param_rounding='stoch") as told:
         run(params, optimizer, 1)
+    assert [warning.filename for warning in told] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(params, optimizer, 1)
