@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import measure, report, test_replanning
+from benchmarks import low_precision, measure, report, test_replanning
 from benchmarks.implementations import clipped, implementations
 from benchmarks.test_step_benchmark import make_params, rotated
 from benchmarks.verification import verify
@@ -214,3 +214,19 @@ def test_a_small_run_from_measurement_to_report(tmp_path):
         rows = list(csv.DictReader(file))
     assert {row["implementation"] for row in rows} >= {"FusedPadam, cpu", "Padam, eager loop"}
     assert (tmp_path / "step.png").stat().st_size > 10_000
+
+
+def test_the_table_of_low_precision(monkeypatch, capsys):
+    monkeypatch.setattr(low_precision, "TURNS", 1)
+    monkeypatch.setattr(sys, "argv", ["low_precision", "--numel", "1000"])
+    low_precision.main()
+    lines = [
+        " ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()
+    ]
+    for name, size in (("float32", "12.00"), ("float32, packed states", "4.00")):
+        assert any(line.startswith(f"{name} {size} ") for line in lines), name
+    monkeypatch.setitem(
+        low_precision.PADAM, "float32, packed states", (torch.float32, {"maximize": True})
+    )
+    with pytest.raises(AssertionError, match="float32, packed states"):
+        low_precision.verify()
