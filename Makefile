@@ -25,7 +25,7 @@ help:
 	@echo "make bench          time of a step beside torch.optim's and others', on this CPU"
 	@echo "make bench-gpu      the same on a GPU, with the Python that is there"
 	@echo "make paper          the paper's experiments on data that need no download, ten minutes"
-	@echo "make storage        Padam with packed states and bfloat16 parameters, five minutes"
+	@echo "make storage        Padam with packed states and bfloat16 parameters, seven minutes"
 	@echo "make test-paper     those on CIFAR and ImageNet, on a few images, with torchvision"
 	@echo "make clean          remove what these made"
 	@echo "Variables: VENV=.venv, PYTHON=python3, OUT=out (reports), JOBS=2 (runs side by side)"
