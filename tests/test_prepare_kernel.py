@@ -274,8 +274,8 @@ def test_bias_corrections(bias_correction, step, counted, prepare):
     # float32 counts up to 2^24.
     counts = [min(step, 2.0**24 - 1) - counted] * len(every_betas)
     rows = [
-        Row(0.3, 0.1, bias_correction, step=-1.0 if counted else step, betas=betas)
-        for betas in every_betas
+        Row(0.3, 0.1, bias_correction, 1.0, 0.0, scale, -1.0 if counted else step, betas)
+        for betas, scale in zip(every_betas, (1.0, 0.99) * 4, strict=True)
     ]
     run_and_check(prepare, Table(counts, rows, on_device=counted), Inputs())
 
