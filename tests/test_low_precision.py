@@ -117,6 +117,31 @@ def test_random_numbers_depend_on_the_position_among_all_parameters(storage, bac
     assert same(params, again)
 
 
+@each_storage
+def test_each_group_has_its_own_seed(storage, backend):
+    """And is stepped as by an optimizer of its own."""
+    dtype, how = storage
+    how = {key: value for key, value in how.items() if key != "seed"}
+    start = torch.linspace(-1, 1, 300).to(dtype)
+    together = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    groups = [{"params": [param], "seed": seed} for seed, param in enumerate(together)]
+    optimizer = FusedPadam(groups, lr=0.01, **how, backend=backend)
+    optimizer.init_state()
+    for param in together if draws(storage) else ():
+        optimizer.state[param]["salt"] = 0  # that of the first parameter
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        grad = torch.randn(300, generator=generator).to(dtype)
+        for param in together:
+            param.grad = grad.to(param.device)
+        optimizer.step()
+    for seed, param in enumerate(together):
+        alone = torch.nn.Parameter(start.clone())
+        run([alone], FusedPadam([alone], lr=0.01, seed=seed, **how, backend=backend))
+        assert torch.equal(param, alone)
+    assert torch.equal(*together) == (not draws(storage))
+
+
 def tensors(state):
     return [value for key, value in sorted(state.items()) if key not in ("salt", "step")]
 
