@@ -106,7 +106,9 @@ class DeviceTable:
         self._spans = spans
 
         self._section("numels").copy_(numels)
-        self._section("salts").copy_(torch.tensor(list(table.salts), dtype=torch.int64))
+        self._section("salts").copy_(
+            torch.tensor(list(table.salts), dtype=torch.int64, device="cpu")
+        )
         self._section("chunk_tensors").copy_(chunk_tensors)
         self._section("chunk_first_blocks").copy_(chunk_numbers * self.blocks_per_chunk)
         self._known: dict[str, bytes] = {}
