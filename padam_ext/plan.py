@@ -182,7 +182,12 @@ class Planner:
             check_precision(param, param_groups[groups[position]], name)
             check_grad(param, inputs.grads[position], name)
             check_state(inputs.state.get(param, {}), param, name)
-        place_of = _places(param_groups) if changed else {}
+        # Only a first salt depends on the place; to look for all places takes as long as a step.
+        is_new = any(
+            storages[groups[i]].draws and "salt" not in inputs.state.get(inputs.params[i], {})
+            for i in changed
+        )
+        place_of = _places(param_groups) if is_new else {}
         for position in changed:
             param, group_options = inputs.params[position], param_groups[groups[position]]
             warn_of_stalling(param, group_options)

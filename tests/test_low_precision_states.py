@@ -1,7 +1,6 @@
 """Checkpoints and conversions of packed states, and what is refused, before anything changes."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -9,17 +8,11 @@ import torch
 from cases import STORAGES, each_storage
 from padam_ext import FusedPadam
 from padam_ext.packed_states import CENTRE, Moments, pack_mvh, unpack_mvh, upper_end
+from test_checkpoint import through_file
 from test_low_precision import everything, make, run, same, tensors
 
 F32, BF16 = torch.float32, torch.bfloat16
 PACKED = {"state_dtype": "packed32"}
-
-
-def through_file(state_dict):
-    buffer = io.BytesIO()
-    torch.save(state_dict, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 @each_storage
