@@ -30,9 +30,9 @@ enum class Maximum : int { none, exact, coded };
 template <typename T>
 PADAM_INLINE Constants<T> rounded(const Constants<double>& constants) {
   constexpr int kFields = sizeof(Constants<double>) / sizeof(double);
-  double all[kFields];
+  // As numbers, not by memcpy: a GPU would load the row byte by byte.
+  const auto* all = reinterpret_cast<const double*>(&constants);
   T each[kFields];
-  memcpy(all, &constants, sizeof all);
   for (int i = 0; i < kFields; ++i) each[i] = static_cast<T>(all[i]);
   Constants<T> result;
   memcpy(&result, each, sizeof result);
