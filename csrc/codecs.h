@@ -36,6 +36,8 @@ struct stochastic_bfloat16 {
   std::uint16_t bits;
 };
 
+PADAM_INLINE bool is_nan(std::uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+
 PADAM_INLINE float load(bfloat16 value) {
   return float_of(static_cast<std::int32_t>(static_cast<std::uint32_t>(value.bits) << 16));
 }
@@ -44,13 +46,10 @@ PADAM_INLINE void store(float value, bfloat16& to) {
   const std::uint32_t bits = static_cast<std::uint32_t>(bits_of(value));
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  to.bits = static_cast<std::uint16_t>(is_nan ? quiet_nan : rounded);
+  to.bits = static_cast<std::uint16_t>(is_nan(bits) ? quiet_nan : rounded);
 }
 
 PADAM_INLINE float load(stochastic_bfloat16 value) { return load(bfloat16{value.bits}); }
-
-PADAM_INLINE bool is_nan(std::uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 
 // Up with the probability of what is cut off. NaN needs a word of its own, since adding to it could
 // make a number of it.

@@ -214,8 +214,17 @@ def test_torchao_weights_that_are_wrapped():
     assert torch.equal(inside, models[1][0].weight)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_safetensors(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "storage"),
+    [
+        (torch.float32, {}),
+        (torch.bfloat16, {}),
+        (torch.float32, {"state_dtype": "packed32"}),
+        (torch.bfloat16, {"state_dtype": "packed32", "param_rounding": "stochastic"}),
+        (torch.bfloat16, {"state_dtype": "packed32", "master": "split"}),
+    ],
+)
+def test_safetensors(dtype, storage, tmp_path):
     """States through its files: a bitwise equal continuation, also in channels_last."""
     from safetensors.torch import load_file, save_file
 
@@ -223,7 +232,7 @@ def test_safetensors(dtype, tmp_path):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh())
         model.to(dtype, memory_format=torch.channels_last)
-        return model, FusedPadam(model.parameters(), **OPTIONS)
+        return model, FusedPadam(model.parameters(), **OPTIONS, **storage)
 
     def trained(model, optimizer, seeds):
         for seed in seeds:
@@ -239,12 +248,15 @@ def test_safetensors(dtype, tmp_path):
     model, optimizer = made()
     trained(model, optimizer, range(HALF))
     saved = optimizer.state_dict()
-    save({f"{i} {k}": t for i, state in saved["state"].items() for k, t in state.items()}, "states")
+    states, tensors = {}, {}
+    for i, state in saved["state"].items():
+        tensors |= {f"{i} {k}": t for k, t in state.items() if torch.is_tensor(t)}
+        states[i] = {k: number for k, number in state.items() if not torch.is_tensor(number)}
+    save(tensors, "states")
     save(model.state_dict(), "model")
 
     second, resumed = made()
     second.load_state_dict(load_file(tmp_path / "model"))
-    states = {i: {} for i in saved["state"]}
     for key, tensor in load_file(tmp_path / "states").items():
         index, name = key.split()
         states[int(index)][name] = tensor
