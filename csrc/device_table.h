@@ -132,11 +132,13 @@ PADAM_INLINE void load_slot(const Operands& tensor, std::int64_t at,
   }
 }
 
-// Writes it, unless it is the gradient.
+// Writes it, unless it is the gradient, or the running maximum and none of the elements has
+// another.
 template <typename Types, Slot slot, int width>
 PADAM_INLINE void store_slot(const Operands& tensor, std::int64_t at,
-                             const Stored<Types> (&stored)[width]) {
+                             const Stored<Types> (&stored)[width], bool maximum_changed) {
   if constexpr (Types::template has<slot> && slot != Slot::grad) {
+    if (slot == Slot::max_exp_avg_sq && !maximum_changed) return;
     using Item = typename Types::template Stored<slot>;
     Pack<Item, width> pack;
 #pragma unroll
@@ -152,14 +154,20 @@ PADAM_INLINE void step_elements(const Operands& tensor, std::int64_t at, const C
                                 std::integer_sequence<int, slots...>) {
   Stored<Types> stored[width];
   (load_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored), ...);
+  // After some training few maxima rise, and memory is what limits a large step.
+  bool maximum_changed = false;
 #pragma unroll
   for (int i = 0; i < width; ++i) {
     Element<T> element;
     decode<Types>(stored[i], element);
+    const auto before = stored[i].max_exp_avg_sq;
     update_element<root, Types::maximum>(element, c, grad_factor, decay);
     encode<Types>(element, static_cast<std::uint32_t>(at + i), key, stored[i]);
+    if constexpr (Types::template has<Slot::max_exp_avg_sq>) {
+      maximum_changed |= load(before) != load(stored[i].max_exp_avg_sq);  // true of NaN
+    }
   }
-  (store_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored), ...);
+  (store_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored, maximum_changed), ...);
 }
 
 // Steps a thread's share of elements [begin, end), which begin at a block: whole blocks of aligned

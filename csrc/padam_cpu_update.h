@@ -21,49 +21,92 @@ struct Operands {
   T* operator[](Slot slot) const { return values[static_cast<int>(slot)]; }
 };
 
+// The update runs over blocks that stay in the L1 cache.
+constexpr std::int64_t kBlock = 128;
+
+// Whether a running maximum must be written; true of NaN.
+template <typename T>
+PADAM_INLINE bool rises(T v, T h) {
+  return !(v <= h);
+}
+
+template <typename T>
+void store_maxima(const T* __restrict v, T* __restrict h, std::int64_t numel) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < numel; ++i) h[i] = larger_of(v[i], h[i]);
+}
+
+template <typename T>
+int count_rises(const T* __restrict v, const T* __restrict h, std::int64_t numel) {
+  int num_risen = 0;
+#pragma omp simd reduction(+ : num_risen)
+  for (std::int64_t i = 0; i < numel; ++i) num_risen += rises(v[i], h[i]) ? 1 : 0;
+  return num_risen;
+}
+
+// Writes the running maxima of a block, of which some rise: line by line of memory, where one in
+// the line does. After some training few do, and a large step takes as long as its memory does.
+template <typename T>
+void store_risen(const T* v, T* h, std::int64_t numel, int num_risen) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  if (num_risen * kLine >= numel) return store_maxima(v, h, numel);  // in most lines
+  for (std::int64_t at = 0; at < numel; at += kLine) {
+    const std::int64_t count = std::min(kLine, numel - at);
+    if (count_rises(v + at, h + at, count) != 0) store_maxima(v + at, h + at, count);
+  }
+}
+
+// Updates all but exact running maxima, of which it returns how many rise.
 template <Root root, Decay decay, Maximum maximum, typename T>
-void update_loop(const Operands<T>& operands, std::int64_t numel, const Constants<T>& row_constants,
+int update_block(T* __restrict param, const T* __restrict grad, T* __restrict m, T* __restrict v,
+                 T* __restrict h, std::int64_t numel, const Constants<T>& row_constants,
                  T grad_factor) {
   const Constants<T> constants = row_constants;  // a local copy: no store below can alias it
-  T* __restrict param = operands[Slot::param];
-  const T* __restrict grad = operands[Slot::grad];
-  T* __restrict m = operands[Slot::exp_avg];
-  T* __restrict v = operands[Slot::exp_avg_sq];
-  T* __restrict h = operands[Slot::max_exp_avg_sq];
-  constexpr bool has_maximum = maximum != Maximum::none;
-#pragma omp simd
+  int num_risen = 0;
+#pragma omp simd reduction(+ : num_risen)
   for (std::int64_t i = 0; i < numel; ++i) {
-    T unused = T(0);
-    const T d = update_moments(param[i], grad[i], m[i], v[i], has_maximum ? h[i] : unused,
-                               constants, grad_factor, decay, maximum);
+    const T before = maximum != Maximum::none ? h[i] : T(0);
+    T reached = before;
+    const T d = update_moments(param[i], grad[i], m[i], v[i], reached, constants, grad_factor,
+                               decay, maximum);
+    if (maximum == Maximum::coded) h[i] = reached;
+    if (maximum == Maximum::exact) num_risen += rises(v[i], before) ? 1 : 0;
     param[i] = update_param<root>(param[i], m[i], d, constants, decay);
   }
+  return num_risen;
 }
 
 // From h to the parameter is a chain of dependent operations. Where it does not end in a square
 // root or division, it is too long for the processor to overlap with that of the next elements. So
-// the update runs in two or three parts, each over a block that stays in the L1 cache.
-constexpr std::int64_t kBlock = 128;
+// the update of a block then runs in two or three parts.
 
-// Returns whether every d is tame (see kSmallestTame), or true if the root is not the general one.
+struct Found {
+  bool all_tame;  // every d, see kSmallestTame; true if the root is not the general one
+  int num_risen;
+};
+
 template <Root root, Decay decay, Maximum maximum>
-bool moments_block(const float* __restrict param, const float* __restrict grad, float* __restrict m,
-                   float* __restrict v, float* __restrict h, float* __restrict d,
-                   std::int64_t numel, const Constants<float>& row_constants, float grad_factor) {
+Found moments_block(const float* __restrict param, const float* __restrict grad,
+                    float* __restrict m, float* __restrict v, float* __restrict h,
+                    float* __restrict d, std::int64_t numel, const Constants<float>& row_constants,
+                    float grad_factor) {
   const Constants<float> constants = row_constants;
-  constexpr bool has_maximum = maximum != Maximum::none;
   int num_wild = 0;
-#pragma omp simd reduction(+ : num_wild)
+  int num_risen = 0;
+#pragma omp simd reduction(+ : num_wild, num_risen)
   for (std::int64_t i = 0; i < numel; ++i) {
-    float unused = 0.0f;
-    d[i] = update_moments(param[i], grad[i], m[i], v[i], has_maximum ? h[i] : unused, constants,
-                          grad_factor, decay, maximum);
+    const float before = maximum != Maximum::none ? h[i] : 0.0f;
+    float reached = before;
+    d[i] = update_moments(param[i], grad[i], m[i], v[i], reached, constants, grad_factor, decay,
+                          maximum);
+    if (maximum == Maximum::coded) h[i] = reached;
+    if (maximum == Maximum::exact) num_risen += rises(v[i], before) ? 1 : 0;
     // Only the general root asks.
     if (root == Root::general) {
       num_wild += d[i] >= kSmallestTame && d[i] <= kLargestTame ? 0 : 1;
     }
   }
-  return num_wild == 0;
+  return {num_wild == 0, num_risen};
 }
 
 template <Root root, Decay decay>
@@ -101,48 +144,56 @@ void param_block_by_powers(float* __restrict param, const float* __restrict m,
 }
 
 template <Root root, Decay decay, Maximum maximum>
-void blockwise_loop(const Operands<float>& operands, std::int64_t numel,
-                    const Constants<float>& constants, float grad_factor) {
+int update_block_in_parts(float* param, const float* grad, float* m, float* v, float* h,
+                          std::int64_t numel, const Constants<float>& constants,
+                          float grad_factor) {
   float d[kBlock];
   float y[kBlock];
+  const Found found =
+      moments_block<root, decay, maximum>(param, grad, m, v, h, d, numel, constants, grad_factor);
+  if (root == Root::general && found.all_tame) {
+    power_block(d, y, numel, constants);
+    param_block_by_powers<decay>(param, m, y, d, numel, constants);
+  } else {
+    param_block<root, decay>(param, m, d, numel, constants);
+  }
+  return found.num_risen;
+}
+
+template <Root root, Decay decay, Maximum maximum, typename T>
+void update_blocks(const Operands<T>& operands, std::int64_t numel, const Constants<T>& constants,
+                   T grad_factor) {
+  constexpr bool long_chain = root == Root::general || root == Root::eighth;
   for (std::int64_t at = 0; at < numel; at += kBlock) {
     const std::int64_t count = std::min(kBlock, numel - at);
-    float* param = operands[Slot::param] + at;
-    float* m = operands[Slot::exp_avg] + at;
-    float* v = operands[Slot::exp_avg_sq] + at;
-    float* h = maximum != Maximum::none ? operands[Slot::max_exp_avg_sq] + at : nullptr;
-    const bool all_tame = moments_block<root, decay, maximum>(
-        param, operands[Slot::grad] + at, m, v, h, d, count, constants, grad_factor);
-    if (root == Root::general && all_tame) {
-      power_block(d, y, count, constants);
-      param_block_by_powers<decay>(param, m, y, d, count, constants);
+    T* param = operands[Slot::param] + at;
+    const T* grad = operands[Slot::grad] + at;
+    T* m = operands[Slot::exp_avg] + at;
+    T* v = operands[Slot::exp_avg_sq] + at;
+    T* h = maximum != Maximum::none ? operands[Slot::max_exp_avg_sq] + at : nullptr;
+    int num_risen = 0;
+    if constexpr (long_chain && std::is_same_v<T, float>) {
+      num_risen = update_block_in_parts<root, decay, maximum>(param, grad, m, v, h, count,
+                                                              constants, grad_factor);
     } else {
-      param_block<root, decay>(param, m, d, count, constants);
+      num_risen =
+          update_block<root, decay, maximum>(param, grad, m, v, h, count, constants, grad_factor);
     }
+    if (num_risen != 0) store_risen(v, h, count, num_risen);
   }
 }
 
 // From the options of a row to the loop compiled for them.
-template <Root root, Decay decay, Maximum maximum, typename T, typename... Arguments>
-void update_root(const Operands<T>& operands, Arguments... arguments) {
-  constexpr bool long_chain = root == Root::general || root == Root::eighth;
-  if constexpr (long_chain && std::is_same_v<T, float>) {
-    blockwise_loop<root, decay, maximum>(operands, arguments...);
-  } else {
-    update_loop<root, decay, maximum, T>(operands, arguments...);
-  }
-}
-
 template <Root root, Decay decay, typename T, typename... Arguments>
 void update_maximum(const Operands<T>& operands, Arguments... arguments) {
   switch (operands.maximum) {
     case Maximum::none:
-      return update_root<root, decay, Maximum::none>(operands, arguments...);
+      return update_blocks<root, decay, Maximum::none>(operands, arguments...);
     case Maximum::exact:
-      return update_root<root, decay, Maximum::exact>(operands, arguments...);
+      return update_blocks<root, decay, Maximum::exact>(operands, arguments...);
     case Maximum::coded:
       if constexpr (std::is_same_v<T, float>) {
-        return update_root<root, decay, Maximum::coded>(operands, arguments...);
+        return update_blocks<root, decay, Maximum::coded>(operands, arguments...);
       }
   }
 }

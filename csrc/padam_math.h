@@ -171,6 +171,13 @@ PADAM_INLINE double times_one_minus_beta2(double g, const Constants<double>& c) 
 PADAM_INLINE float coded_maximum(float v) { return upper_end(v); }
 PADAM_INLINE double coded_maximum(double v) { return v; }  // there is no such state
 
+// Of two that are never negative the larger; a NaN in either stays, as in torch.maximum.
+template <typename T>
+PADAM_INLINE T larger_of(T reached, T h) {
+  const T larger = reached > h ? reached : h;
+  return reached == reached ? larger : reached;
+}
+
 // First half of the update of one element: moves the moments and returns d, the denominator
 // before the power. `h` is not touched without a maximum.
 template <typename T>
@@ -182,9 +189,7 @@ PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c,
   v = rounded_once(times_one_minus_beta2(g, c), g, c.beta2 * v);
   T second_moment = v;
   if (maximum != Maximum::none) {
-    const T reached = maximum == Maximum::coded ? coded_maximum(v) : v;
-    const T larger = reached > h ? reached : h;
-    h = reached == reached ? larger : reached;  // a NaN in either stays, as in torch.maximum
+    h = larger_of(maximum == Maximum::coded ? coded_maximum(v) : v, h);
     second_moment = h;
   }
   return multiply_add(square_root(second_moment), c.inverse_correction, c.eps);

@@ -19,6 +19,26 @@ def store(pointer, value, mask):
 
 
 @triton.jit
+def store_changed(pointer, old, new, mask, WIDTH: tl.constexpr):
+    """Writes a block where one of each WIDTH neighbours has changed.
+
+    All WIDTH have one mask, which the compiler is told of, so that they stay one access. Running
+    maxima rise seldom after some training, and memory is what limits a large step.
+    """
+    stored = new.to(pointer.dtype.element_ty)
+    changed = stored != old.to(pointer.dtype.element_ty)  # true of NaN
+    if WIDTH > 1:
+        BLOCK: tl.constexpr = changed.shape[0]
+        groups = tl.reshape(changed.to(tl.int32), (BLOCK // WIDTH, WIDTH))
+        any_changed = tl.max(groups, axis=1, keep_dims=True)
+        same = tl.broadcast_to(any_changed, (BLOCK // WIDTH, WIDTH))
+        changed = tl.max_constancy(tl.reshape(same, (BLOCK,)) != 0, WIDTH)
+    if mask is not None:
+        changed &= mask
+    tl.store(pointer, stored, mask=changed)
+
+
+@triton.jit
 def load_word(pointer, mask):
     """Reads a block of words that hold several values."""
     return tl.load(pointer, mask=mask).to(tl.uint32, bitcast=True)

@@ -17,6 +17,7 @@ from padam_ext.kernels.codecs import (
     load_split,
     load_word,
     store,
+    store_changed,
     store_split,
     store_stochastic,
     store_word,
@@ -292,7 +293,8 @@ def step_block(
         store(m_at, new_m, inside)
         store(v_at, new_v, inside)
         if AMSGRAD:
-            store(h_at, new_h, inside)
+            WIDTH: tl.constexpr = 4 if COMPUTE == tl.float32 else 2
+            store_changed(h_at, old_h, new_h, inside, WIDTH if WHOLE else 1)
 
 
 @triton.jit
