@@ -68,13 +68,17 @@ PADAM_INLINE void store(float value, bfloat16& high, std::uint16_t& low) {
   low = static_cast<std::uint16_t>(bits & 0xffffu);
 }
 
-// A zero that somebody wrote into the parameter takes no negative rest, which would make it NaN.
+// A zero that somebody wrote into the parameter takes no negative rest, and an infinity no positive
+// one: either would make it NaN.
 PADAM_INLINE float load(float high, std::uint16_t low) {
   const std::uint32_t bits = word_of(high);
   const std::uint32_t borrow = (low & 0x8000u) << 1;
   const std::uint32_t sum = bits + low - borrow;
-  const bool is_zero = (bits & 0x7fffffffu) == 0;
-  return float_of(is_zero && borrow != 0 ? bits : sum);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  const bool is_negative = borrow != 0;
+  const bool is_alone =
+      (magnitude == 0 && is_negative) || (magnitude == 0x7f800000u && !is_negative);
+  return float_of(is_alone ? bits : sum);
 }
 
 PADAM_INLINE float load(float16 value) {

@@ -65,11 +65,13 @@ def store_stochastic(pointer, value, random, mask):
 def load_split(pointer, low_pointer, mask):
     """Reads float32 whose lower half is in another slot.
 
-    A zero that somebody wrote into the parameter takes no negative rest, which would make it NaN.
+    A zero that somebody wrote into the parameter takes no negative rest, and an infinity no
+    positive one: either would make it NaN.
     """
     high = tl.load(pointer, mask=mask).to(tl.int16, bitcast=True).to(tl.int32) << 16
     rest = tl.load(low_pointer, mask=mask).to(tl.int32)
     rest = tl.where((high & 0x7FFFFFFF) == 0, tl.maximum(rest, 0), rest)
+    rest = tl.where((high & 0x7FFFFFFF) == 0x7F800000, tl.minimum(rest, 0), rest)
     return (high + rest).to(tl.float32, bitcast=True)
 
 

@@ -60,6 +60,8 @@ class ParamRecord:
         counter_device: where the step counter is.
         counter_address: its address; 0 where kernels cannot add to it, since it is not float32.
         place: the parameter's device and address.
+        memory: the parameter's, kept alive where its lower bits are a state of their own: other
+            memory then is at another address.
         salt: for its random numbers, 32 bits; 0 where it needs none.
     """
 
@@ -76,6 +78,7 @@ class ParamRecord:
     counter_device: torch.device = torch.device("cpu")  # noqa: RUF009 - cannot change
     counter_address: int = 0
     place: tuple[torch.device, int] | None = None
+    memory: torch.UntypedStorage | None = None
     salt: int = 0
 
     def take_counter(self, counter: Tensor) -> None:
@@ -113,6 +116,7 @@ def make_record(
         or not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
         grad_dtype=grad.dtype,
         place=(param.device, address_of(shard)),
+        memory=shard.untyped_storage() if "param_low" in state else None,
         salt=state["salt"] if mine.draws else 0,
     )
     record.take_counter(state["step"])

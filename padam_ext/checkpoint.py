@@ -70,6 +70,7 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         ValueError: a state that does not fit its parameter, or an option outside its range.
         TypeError: one of the wrong type.
     """
+    file_states = {key: _useful(state) for key, state in state_dict["state"].items()}
     groups = []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=False):
         present = {key: group[key] for key in optimizer.defaults if key in group}
@@ -79,16 +80,27 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         make_plain(merged, check_lr_sign=False)
         groups.append(merged)
         for key, param in zip(saved["params"], group["params"], strict=False):
-            check_state(state_dict["state"].get(key, {}), param, f"parameter {key}")
+            check_state(file_states.get(key, {}), param, f"parameter {key}")
     groups.extend(state_dict["param_groups"][len(groups) :])  # the base class counts them
 
     states = {
         key: {name: _Wrapped(v) if isinstance(v, Tensor) else v for name, v in state.items()}
         if isinstance(state, dict)
         else state
-        for key, state in state_dict["state"].items()
+        for key, state in file_states.items()
     }
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _useful(state: Any) -> Any:
+    """A state without lower halves of parameters that torch.optim.Adam has had.
+
+    It casts what it does not know to the parameter's dtype, and steps without it.
+    """
+    low = state.get("param_low") if isinstance(state, dict) else None
+    if not isinstance(low, Tensor) or not low.is_floating_point():
+        return state
+    return {name: value for name, value in state.items() if name != "param_low"}
 
 
 def unwrap(state: ParamState, param: Tensor, group: Mapping[str, Any], position: int) -> None:

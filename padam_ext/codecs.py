@@ -104,10 +104,12 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 def join(high: Tensor, low: Tensor) -> Tensor:
     """The float32 that `split` has split.
 
-    A zero that somebody wrote into the parameter takes no negative rest, which would make it NaN.
+    A zero that somebody wrote into the parameter takes no negative rest, and an infinity no
+    positive one: either would make it NaN.
     """
     bits, rest = high.view(torch.int16).to(torch.int32), low.to(torch.int32)
     rest = torch.where((bits & 0x7FFF) == 0, rest.clamp(min=0), rest)
+    rest = torch.where((bits & 0x7FFF) == 0x7F80, rest.clamp(max=0), rest)
     return ((bits << 16) + rest).view(torch.float32)
 
 

@@ -277,7 +277,7 @@ class FusedPadam(Optimizer):
             for param, name in zip(group["params"], names, strict=True):
                 check_param(param, f"parameter {name!r}")
                 check_precision(param, group, f"parameter {name!r}")
-        except (TypeError, ValueError):
+        except Exception:
             self.param_groups.pop()
             raise
 
@@ -305,7 +305,11 @@ class FusedPadam(Optimizer):
         Raises:
             KeyError: it has none.
         """
-        state: dict[Tensor, Any] = dict(self.__dict__["state"])  # an ordinary one raises
+        state = self.__dict__["state"]
+        if param not in state:  # asking for it would make one
+            raise KeyError(
+                "unpacked_state: the parameter has no state yet; make a step or call init_state()"
+            )
         return unpacked(state[param])
 
     def _params_and_groups(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -359,9 +363,9 @@ class FusedPadam(Optimizer):
         super().__setstate__({key: value for key, value in state.items() if key != "backend"})
         self._start_afresh()
         self._state_was_seen = True  # a copy of the optimizer may share it
-        for group in self.param_groups:
+        for options in (self.defaults, *self.param_groups):
             for name, value in DEFAULTS.items():
-                group.setdefault(name, value)  # pickled before there was that option
+                options.setdefault(name, value)  # pickled before there was that option
         states = self.__dict__["state"]
         for position, (param, group) in enumerate(self._params_and_groups()):
             if param in states:

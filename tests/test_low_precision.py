@@ -310,6 +310,20 @@ def test_a_split_parameter_that_somebody_writes_to(storage, backend):
     assert torch.equal(low[kept >= 0], kept[kept >= 0])
 
 
+def test_a_split_parameter_that_somebody_masks_with_infinity(backend):
+    [param], optimizer = make((BF16, {"master": "split"}), backend, (512,))
+    run([param], optimizer, 4)
+    masked = optimizer.state[param]["param_low"] > 0  # negative ones are of the largest numbers
+    with torch.no_grad():
+        param[masked] = -float("inf")
+    param.grad = torch.zeros_like(param)
+    optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
+    optimizer.step()
+    assert masked.any()
+    assert (param[masked] == -float("inf")).all()
+    assert param[~masked].isfinite().all()
+
+
 def test_memory_that_replaces_a_split_parameters_starts_without_lower_bits(backend):
     [param], optimizer = make((BF16, {"master": "split"}), backend, (64,))
     run([param], optimizer)
@@ -325,6 +339,23 @@ def test_memory_that_replaces_a_split_parameters_starts_without_lower_bits(backe
     optimizer.step()
     assert low.count_nonzero() == 0
     assert (param == 1).all()
+
+
+def test_memory_that_replaces_a_split_parameters_is_never_taken_for_the_old(backend):
+    """An allocator likes to give out again what was just freed."""
+    params, optimizer = make((BF16, {"master": "split"}), backend, (64, 100_000))
+    for _ in range(3):
+        run(params, optimizer, 1)
+        for param in params:
+            assert optimizer.state[param]["param_low"].any()
+            param.data = param.data.float()
+            param.data = param.data.bfloat16()
+        optimizer.param_groups[0]["lr"] = 0.0
+        for param in params:
+            param.grad = torch.zeros_like(param)
+        optimizer.step()
+        assert not any(optimizer.state[param]["param_low"].any() for param in params)
+        optimizer.param_groups[0]["lr"] = 0.01
 
 
 def test_options_of_storage_may_change_between_steps(backend):

@@ -153,7 +153,7 @@ def test_states_before_the_first_step(backend):
 def test_the_unpacked_state_of_a_parameter_without_one():
     param = torch.nn.Parameter(torch.ones(2))
     optimizer = FusedPadam([param])
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="no state yet; make a step"):
         optimizer.unpacked_state(param)
     assert not optimizer.state
 
@@ -208,6 +208,8 @@ def test_parameters_that_cannot_be_stored_so(dtype, options, message, backend):
         ({"seed": 0.5}, TypeError, "seed must be an integer, got 0.5"),
         ({"seed": True}, TypeError, "seed must be an integer, got True"),
         ({"master": "split", "param_rounding": "stochastic"}, ValueError, "leave out param_"),
+        (PACKED | {"betas": (0.5, 0.9999)}, ValueError, "grow to 57.7 times .* holds 23 times"),
+        (PACKED | {"betas": (0.9, 0.5)}, ValueError, "grow to inf times"),
     ],
 )  # fmt: skip
 def test_options_that_are_refused(options, error, message):
@@ -258,14 +260,39 @@ def test_states_that_are_refused(change, error, message, backend):
     assert same(before, everything(params, optimizer))
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.9999), (0.0, 0.999999), (0.9, 0.82)])
+def test_betas_with_which_packed_states_hold_the_momentum(betas):
+    param = torch.nn.Parameter(torch.ones(2))
+    FusedPadam([param], **PACKED, betas=betas)
+
+
+def test_lower_halves_that_have_been_through_adam():
+    """It casts them to bfloat16 and steps without them: they start at 0."""
+    [param], optimizer = make((BF16, {"master": "split"}), "eager", (50,))
+    run([param], optimizer)
+    adam = torch.optim.Adam([param], amsgrad=True)
+    adam.load_state_dict(optimizer.state_dict())
+    run([param], adam, 1)
+    for options in ({"master": "split"}, {"param_rounding": "stochastic"}):
+        other = FusedPadam([param], **options)
+        other.load_state_dict(adam.state_dict())
+        assert other.state[param]["step"] == 4
+        if "param_low" in other.state[param]:
+            assert not other.state[param]["param_low"].any()
+        run([param], other, 1)
+
+
 def test_an_optimizer_pickled_before_there_were_these_options():
     params, optimizer = make((F32, {}), "cpu")
     run(params, optimizer)
     state = optimizer.__getstate__()
-    for group in state["param_groups"]:
+    for options in (state["defaults"], *state["param_groups"]):
         for name in ("state_dtype", "param_rounding", "master", "seed"):
-            del group[name]
+            del options[name]
     other = FusedPadam.__new__(FusedPadam)
     other.__setstate__(state)
     assert other.param_groups[0]["state_dtype"] == "float32"
+    run(params, other, 1)
+    other.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    other.load_state_dict(other.state_dict())
     run(params, other, 1)
