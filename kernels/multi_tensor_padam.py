@@ -293,7 +293,7 @@ def step_block(
         store(m_at, new_m, inside)
         store(v_at, new_v, inside)
         if AMSGRAD:
-            WIDTH: tl.constexpr = 4 if COMPUTE == tl.float32 else 2
+            WIDTH: tl.constexpr = 128 // COMPUTE.primitive_bitwidth  # a thread takes so many
             store_changed(h_at, old_h, new_h, inside, WIDTH if WHOLE else 1)
 
 

@@ -9,6 +9,7 @@ from benchmarks import triton_kernels
 from benchmarks.machine_code import loops
 from padam_ext.constants import ROOTS
 from padam_ext.kernels import prepare_step
+from padam_ext.slots import SLOTS
 
 pytestmark = pytest.mark.compile
 # A thread's, of the step, by dtype of the arithmetic.
@@ -69,6 +70,12 @@ def check_step(signature, root, target):
     sizes = [16 // compute.itemsize * dtype.itemsize for dtype in signature.dtypes if dtype]
     assert accesses(loop, "load|ld") == sorted(sizes)
     assert accesses(loop, "store|st") == sorted(sizes[:1] + sizes[2:])  # all but the gradient
+    if compiled.machine_code:
+        # The running maximum's, which has one condition for all that is written at once.
+        conditional = [line for line in loop if re.search(r"@!?%p\d+\s+st\.global", line)]
+        maximum = signature.dtypes[SLOTS.index("max_exp_avg_sq")]
+        expected = [16 // compute.itemsize * maximum.itemsize] if maximum else []
+        assert accesses(conditional, "st") == expected
     # What is left over goes element by element, to the same slots.
     sizes = [dtype.itemsize for dtype in signature.dtypes if dtype]
     loop = loops(compiled.assembly)[-1]
