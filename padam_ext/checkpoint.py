@@ -9,6 +9,7 @@ then copies each into the dtype and layout that its parameter needs.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -18,9 +19,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from padam_ext.caller import level_of_the_caller
 from padam_ext.conversion import held_by
 from padam_ext.optimizer_options import IGNORED_DEFAULTS
-from padam_ext.options import make_plain
+from padam_ext.options import DEFAULTS, make_plain
 from padam_ext.state import ParamState, check_state, fit_state
 
 # Keys of torch.optim's param groups that are not options of a param group here.
@@ -78,6 +80,7 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         mine = (*OPTIONS_OF_THIS_RUN, *_OPTIONS_OF_STORAGE)
         merged |= {key: group[key] for key in mine if key in group}
         make_plain(merged, check_lr_sign=False)
+        _warn_of_conversion(saved, merged)
         groups.append(merged)
         for key, param in zip(saved["params"], group["params"], strict=False):
             check_state(file_states.get(key, {}), param, f"parameter {key}")
@@ -90,6 +93,22 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         for key, state in file_states.items()
     }
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _warn_of_conversion(saved: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+    """Warns where a run would lose what it saved: it may have left the options out."""
+    lost = [
+        f"{name}={saved[name]!r}"
+        for name in _OPTIONS_OF_STORAGE
+        if group[name] == DEFAULTS[name] != saved.get(name, DEFAULTS[name])
+    ]
+    if lost:
+        warnings.warn(
+            f"the checkpoint was saved with {', '.join(lost)}, which this optimizer was not "
+            "constructed with: its states are converted. To go on bitwise, pass the same options "
+            "to FusedPadam.",
+            stacklevel=level_of_the_caller(),
+        )
 
 
 def _useful(state: Any) -> Any:

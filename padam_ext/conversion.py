@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from padam_ext import packed_states
+from padam_ext.codecs import join
 from padam_ext.layout import local
 from padam_ext.packed_states import CENTRE, Moments
 from padam_ext.slots import MOMENTS
@@ -48,6 +49,11 @@ def unpacked(state: Mapping[str, Any]) -> dict[str, Tensor]:
         for name, value in zip(_NAMES, values, strict=True)
         if value is not None
     }
+
+
+def joined(param: Tensor, low: Tensor) -> Tensor:
+    """The float32 value of a parameter whose lower bits are a state of their own."""
+    return _placed_as(param, join(local(param.detach()), local(low)))
 
 
 def convert(state: State, group: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from padam_ext import checkpoint, choice, driver
 from padam_ext.backends.device_table import capturing
 from padam_ext.checks import Name, check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
-from padam_ext.conversion import unpacked
+from padam_ext.conversion import joined, unpacked
 from padam_ext.distributed.grad_scaler import calling_scaler, check_sees_all, tell_scaler
 from padam_ext.distributed.plain_shards import check_norm_groups
 from padam_ext.distributed.reduction import NormGroups, Reduction, Reductions, replicated_in
@@ -297,7 +297,8 @@ class FusedPadam(Optimizer):
     def unpacked_state(self, param: Tensor) -> dict[str, Tensor]:
         """The moments of a parameter as copies by the names of torch.optim.Adam.
 
-        Those of packed states are float32; there is a `max_exp_avg_sq` with amsgrad.
+        Those of packed states are float32; there is a `max_exp_avg_sq` with amsgrad. With
+        `master="split"` there is the float32 parameter as well, by the name `param`.
 
         Args:
             param: one of this optimizer's that has a state.
@@ -310,7 +311,10 @@ class FusedPadam(Optimizer):
             raise KeyError(
                 "unpacked_state: the parameter has no state yet; make a step or call init_state()"
             )
-        return unpacked(state[param])
+        values = unpacked(state[param])
+        if "param_low" in state[param]:
+            values["param"] = joined(param, state[param]["param_low"])
+        return values
 
     def _params_and_groups(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         for group in self.param_groups:
