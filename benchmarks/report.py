@@ -176,6 +176,31 @@ def floor(benchmarks: Benchmarks) -> Table | None:
     return table if table.row_count else None
 
 
+def training(benchmarks: Benchmarks) -> Table | None:
+    """Large steps by how many running maxima rise; None where they were not measured."""
+    measured = [b for b in benchmarks if "training" in b["extra_info"]]
+    if not measured:
+        return None
+    times, risen = defaultdict(list), {}
+    for benchmark in measured:
+        info = benchmark["extra_info"]
+        key = (info["training"], info["stored"], info["implementation"])
+        times[key] += benchmark["stats"]["data"]
+        risen[key] = info["lines_risen"]
+    table = Table(title="One step of 16M elements, by how many running maxima rise")
+    for heading in ("state", "parameters", "implementation"):
+        table.add_column(heading)
+    for heading in ("lines with a rise", "ms", "torch AMSGrad, fused / this"):
+        table.add_column(heading, justify="right")
+    for (state, stored, name), data in times.items():
+        reference = median(times.get((state, stored, "torch AMSGrad, fused"), [math.nan]))
+        table.add_row(
+            state, stored, name, f"{100 * risen[state, stored, name]:.0f} %",
+            f"{1000 * median(data):.1f}", f"{reference / median(data):.2f}",
+        )  # fmt: skip
+    return table
+
+
 def plot(rows: list[Row], path: Path) -> None:
     """Speedup over the eager loop, and the share of the bandwidth, as two panels of bars."""
     groups = {title: g for title, g in in_groups(rows).items() if EAGER in g}
@@ -230,7 +255,9 @@ def main() -> None:
         f"{versions}. Medians over turns."
     )
     tables = [ratios(rows)] if rows else []
-    tables += [table for make in (floor, host_overhead, memory) if (table := make(benchmarks))]
+    tables += [
+        table for make in (training, floor, host_overhead, memory) if (table := make(benchmarks))
+    ]
 
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / options.results.stem
