@@ -127,5 +127,7 @@ each_case_and_storage = pytest.mark.parametrize(
         for number, case in enumerate(CASES)
         for place, storage in enumerate(STORAGES)
         if not INTERPRETED or (number + place) % len(STORAGES) == 0
+        # Words hold no momentum beside a v that forgets at once: an error.
+        if "state_dtype" not in storage[1] or case.name != "no averaging"
     ],
 )
