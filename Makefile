@@ -61,7 +61,7 @@ OUT ?= out
 BENCHMARK = -m pytest -p no:xdist --benchmark-disable-gc --benchmark-quiet
 bench: $(READY)
 	@mkdir -p $(OUT)
-	@echo "About twelve minutes; tables and a plot in $(OUT) at the end. First the host's time:"
+	@echo "About fifteen minutes; tables and a plot in $(OUT) at the end. First the host's time:"
 	@status=0; \
 	$(BIN)/python $(BENCHMARK) benchmarks --benchmark-json=$(OUT)/step-cpu.json || status=$$?; \
 	$(BIN)/python -m benchmarks.report $(OUT)/step-cpu.json --out $(OUT) --command "make bench"; \

@@ -9,7 +9,6 @@ every turn each is made anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -33,6 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 # By name the value of p; None for torch.optim.Adam(amsgrad=True, fused=True).
 OPTIMIZERS = {"FusedPadam": 1 / 8, "FusedPadam, p=0.3": 0.3, "torch AMSGrad, fused": None}
 LINE = 64  # bytes
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,16 @@ class Case:
     turn: int
 
 
-def cases() -> Iterator[Case]:
+def cases() -> list[Case]:
     """In the order of their turns, another optimizer first in each."""
     names = list(OPTIMIZERS)
-    for state in STATES:
-        for dtype in DTYPES:
-            for turn in range(TURNS):
-                first = turn % len(names)
-                for name in names[first:] + names[:first]:
-                    yield Case(state, dtype, name, turn)
+    return [
+        Case(state, dtype, name, turn)
+        for state in STATES
+        for dtype in DTYPES
+        for turn in range(TURNS)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]
+    ]
 
 
 @cache
@@ -81,7 +82,7 @@ def moments() -> tuple[Tensor, ...]:
         draw(param.grad, generator)
         optimizer.step()
     state = optimizer.state[param]
-    return state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"]
+    return tuple(state[key] for key in MOMENTS)
 
 
 def make(case: Case) -> Optimizer:
@@ -97,8 +98,7 @@ def make(case: Case) -> Optimizer:
     optimizer.step()
     if case.state == "warmed up":
         state = optimizer.state[param]
-        maximum = "max_exp_avg_sq" if partial is not None else "max_exp_avg_sqs"
-        for key, values in zip(("exp_avg", "exp_avg_sq", maximum), moments(), strict=True):
+        for key, values in zip(MOMENTS, moments(), strict=True):
             state[key].copy_(values.repeat(NUMEL // POPULATION))
     return optimizer
 
@@ -108,15 +108,16 @@ def verify(optimizer: Optimizer) -> tuple[float, float]:
     [param] = optimizer.param_groups[0]["params"]
     state = optimizer.state[param]
     v = state["exp_avg_sq"].clone()
-    [key] = [key for key in state if key.startswith("max_")]
-    before, g = state[key].clone(), param.grad.float()
+    group, h = optimizer.param_groups[0], state["max_exp_avg_sq"]
+    g = param.grad.float() + group["weight_decay"] * param.detach().float()
+    before = h.clone()
     optimizer.step()
-    beta2 = optimizer.param_groups[0]["betas"][1]
+    beta2 = group["betas"][1]
     torch.testing.assert_close(
         state["exp_avg_sq"].float(), beta2 * v.float() + (1 - beta2) * g * g, rtol=1e-2, atol=1e-12
     )
-    assert torch.equal(state[key], torch.maximum(before, state["exp_avg_sq"]))
-    rose = state[key] != before
+    assert torch.equal(h, torch.maximum(before, state["exp_avg_sq"]))
+    rose = h != before
     of_a_line = rose.view(-1, LINE // before.itemsize).any(1)
     return rose.float().mean().item(), of_a_line.float().mean().item()
 

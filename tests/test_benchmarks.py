@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import low_precision, measure, report, test_replanning
+from benchmarks import low_precision, measure, report, test_replanning, test_training_benchmark
 from benchmarks.implementations import clipped, implementations
 from benchmarks.test_step_benchmark import make_params, rotated
 from benchmarks.verification import verify
@@ -175,6 +175,41 @@ def test_the_report_says_what_is_missing():
     host = {"workload": "1000 x 8", "change": "keep", "implementation": "another"}
     overhead = report.host_overhead([{"extra_info": host, "stats": {"data": [0.001]}}])
     assert list(overhead.columns[-1].cells) == ["nan"]
+
+
+def test_steps_of_training_are_held_against_torchs():
+    def of(name, seconds):
+        info = {"training": "warmed up", "stored": "float32", "lines_risen": 0.06}
+        return {"extra_info": info | {"implementation": name}, "stats": {"data": [seconds]}}
+
+    table = report.training(
+        [of("FusedPadam", 0.02), of("torch AMSGrad, fused", 0.03), of("FusedPadam", 0.02)]
+    )
+    assert [list(column.cells) for column in table.columns[3:]] == [
+        ["6 %", "6 %"], ["20.0", "30.0"], ["1.50", "1.00"],
+    ]  # fmt: skip
+    assert report.training([result("FusedPadam, cpu", [0.001])]) is None
+
+
+@pytest.mark.parametrize("name", test_training_benchmark.OPTIMIZERS)
+@pytest.mark.parametrize("state", test_training_benchmark.STATES)
+def test_states_of_training(state, name, monkeypatch):
+    monkeypatch.setattr(test_training_benchmark, "NUMEL", 2**12)
+    monkeypatch.setattr(test_training_benchmark, "POPULATION", 2**10)
+    monkeypatch.setattr(test_training_benchmark, "STEPS_BEFORE", 6000)
+    monkeypatch.setattr(
+        test_training_benchmark,
+        "gradients",
+        lambda: torch.randn(2**13, generator=torch.Generator().manual_seed(0)),
+    )
+    test_training_benchmark.moments.cache_clear()
+    case = test_training_benchmark.Case(state, torch.float32, name, 0)
+    of_elements, of_lines = test_training_benchmark.verify(test_training_benchmark.make(case))
+    test_training_benchmark.moments.cache_clear()
+    if state == "rising":
+        assert of_elements == of_lines == 1
+    else:
+        assert 0 < of_elements < of_lines < 1
 
 
 def test_on_a_gpu_the_report_has_the_time_of_the_device():
