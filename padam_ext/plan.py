@@ -31,6 +31,9 @@ from padam_ext.step_counts import StepCounts, place_counters
 
 # The key of the plan for all parameters. A plan for some of them has the id of the first.
 ALL_PARAMS = "all"
+# Plans that are kept under one key, for runs in which now some and now other parameters have a
+# gradient: layers that are skipped, experts, two losses in turn.
+MOST_PLANS = 4
 
 Choose = Callable[[torch.device], Backend]
 
@@ -70,7 +73,7 @@ class Planner:
     def __init__(self) -> None:
         self._gatherer = best_gatherer()
         self._records: dict[int, ParamRecord] = {}  # by the parameter's id
-        self._plans: dict[object, Plan] = {}
+        self._plans: dict[object, list[Plan]] = {}  # the last used first
         # Counts replacements of anything whose address an earlier plan may have.
         self._generation = 0
 
@@ -109,20 +112,18 @@ class Planner:
             states = self._gatherer.read_states(inputs.state, inputs.params)
         groups = array("q", inputs.group_indices)
         storages = {index: Storage.of(param_groups[index]) for index in set(groups)}
-        plan = self._plans.get(keep_as)
-        if (
-            plan is not None
-            and plan.generation == self._generation
-            and _still_holds(plan, inputs, needs, storages, states)
-        ):
-            return plan.steps
+        kept = self._plans.get(keep_as, [])
+        for place, plan in enumerate(kept):
+            if _still_holds(plan, self._generation, inputs, needs, storages, states):
+                if place > 0:
+                    kept.insert(0, kept.pop(place))
+                return plan.steps
         if capturing():
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph, but it is the first "
                 "for these parameters, states and gradients: make one before the capture, with "
                 "gradients for the same parameters"
             )
-        self._plans.pop(keep_as, None)  # its tables are freed before new ones are made
         chosen = {device: choose(device) for device in {p.device for p in inputs.params}}
         _check_capturable(chosen, needs)
         records, changed = self._update_records(
@@ -147,10 +148,12 @@ class Planner:
                 inputs, records, range(len(records)) if everything else changed
             )
         if keep_as is not None:
-            self._plans[keep_as] = Plan(
+            plan = Plan(
                 steps, needs, storages, inputs.reading,
                 states if needs.compare_states else None, self._generation,
             )  # fmt: skip
+            still_good = [other for other in kept if other.generation == self._generation]
+            self._plans[keep_as] = [plan, *still_good[: MOST_PLANS - 1]]
             self._prune(param_groups)
         return steps
 
@@ -236,6 +239,7 @@ class Planner:
 
 def _still_holds(
     plan: Plan,
+    generation: int,
     inputs: StepInputs,
     needs: Needs,
     storages: dict[int, Storage],
@@ -243,7 +247,8 @@ def _still_holds(
 ) -> bool:
     """Whether a plan describes this step, too."""
     return (
-        plan.needs._replace(compare_states=needs.compare_states) == needs
+        plan.generation == generation
+        and plan.needs._replace(compare_states=needs.compare_states) == needs
         and plan.storages == storages
         and plan.reading is not None
         and inputs.reading is not None

@@ -12,7 +12,7 @@ from padam_ext.kernels import prepare_step
 from padam_ext.slots import SLOTS
 
 pytestmark = pytest.mark.compile
-# A thread's, of the step, by dtype of the arithmetic: three programs fit on a multiprocessor, or two.
+# A thread's, of the step, by dtype of the arithmetic: three programs fit on a processor, or two.
 MOST_REGISTERS = {torch.float32: 80, torch.float64: 128}
 MOST_REGISTERS_WHERE_PACKED = 88  # by the slowest root on gfx942; NVIDIA's take 66 at most
 # Of an element's step, by the slowest root.
