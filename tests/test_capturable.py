@@ -76,7 +76,7 @@ def test_their_values_are_never_asked_for(backend, monkeypatch):
 
 def counters_of_the_kernel(optimizer):
     """Addresses of the counters that the prepare kernel adds to; 0 for none."""
-    [step] = optimizer._planner._plans[ALL_PARAMS].steps
+    [step] = optimizer._planner._plans[ALL_PARAMS][0].steps
     return step._device_table.counters.tolist()
 
 
@@ -113,7 +113,7 @@ class Graph:
     """What a CUDA graph repeats of a step: the copy of the table, and what follows."""
 
     def __init__(self, optimizer):
-        [step] = optimizer._planner._plans[ALL_PARAMS].steps
+        [step] = optimizer._planner._plans[ALL_PARAMS][0].steps
         self.table = step._device_table
         self.source = self.table._captured[-1]
         self.content = self.source.clone()

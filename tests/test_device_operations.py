@@ -129,7 +129,7 @@ def test_one_copy_and_three_launches(
     kept = [param.grad for param in params]
     set_grads()  # elsewhere, so that the table has to be copied
     launches.clear()
-    [step] = optimizer._planner._plans[ALL_PARAMS].steps
+    [step] = optimizer._planner._plans[ALL_PARAMS][0].steps
     with Operations(step._device_table) as operations:
         optimizer.step()
     assert dict(operations.counted) == {"copy_": 1}

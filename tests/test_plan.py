@@ -411,9 +411,44 @@ def test_hundreds_of_groups_keep_their_plan():
         for param in params:
             param.grad = torch.ones(2)
         optimizer.step()
-    plan = optimizer._planner._plans[ALL_PARAMS]
+    plan = optimizer._planner._plans[ALL_PARAMS][0]
     optimizer.step()
-    assert optimizer._planner._plans[ALL_PARAMS] is plan
+    assert optimizer._planner._plans[ALL_PARAMS][0] is plan
+
+
+@pytest.mark.parametrize("options", [{}, {"bias_correction": "adam"}, {"max_grad_norm": 1.0}])
+def test_sets_of_gradients_that_alternate_keep_their_plans(options, backend, monkeypatch):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
+    optimizer = FusedPadam(params, weight_decay=0.1, backend=backend, **options)
+    sets = [params, params[:2], params[1:]]
+    made = []
+    original = plan.make_buckets
+    monkeypatch.setattr(plan, "make_buckets", lambda *args: made.append(1) or original(*args))
+    for step in range(9):
+        optimizer.zero_grad()
+        for param in sets[step % 3]:
+            param.grad = torch.full((3,), 0.5 + step)
+        step_and_check(optimizer)
+    assert len(made) == 3
+    for kept in sets[:2] * 3:  # and many others, of which few are kept
+        for count in range(1, 4):
+            optimizer.zero_grad()
+            for param in kept[:count]:
+                param.grad = torch.ones(3)
+            step_and_check(optimizer)
+    assert len(optimizer._planner._plans[ALL_PARAMS]) <= plan.MOST_PLANS
+
+
+def test_a_replaced_parameter_is_seen_by_every_plan(backend):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = FusedPadam(params, weight_decay=0.1, backend=backend)
+    for step in range(6):
+        optimizer.zero_grad()
+        for param in params[step % 2 :]:
+            param.grad = torch.full((3,), 0.5 + step)
+        if step >= 2:
+            params[1].data = params[1].data.clone()
+        step_and_check(optimizer)
 
 
 def test_steps_of_two_threads_do_not_share_what_they_read():
