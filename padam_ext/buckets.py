@@ -94,12 +94,14 @@ def make_record(
     storage = Storage.of(group)
     mine = signature(param.dtype, grad.dtype, storage)
     shard = local(param).detach()
-    tensors: list[Tensor | None] = [shard if is_plain(shard) else None, None]
-    staged = [] if is_plain(shard) else [PARAM]
+    walked = like_plain(shard)
+    param_is_direct = walked is shard
+    tensors: list[Tensor | None] = [shard if param_is_direct else None, None]
+    staged = [] if param_is_direct else [PARAM]
     for index, (slot, is_present) in enumerate(
         zip(STATE_SLOTS, storage.slots, strict=True), start=GRAD + 1
     ):
-        direct = is_present and is_direct(state[slot.name], param)
+        direct = is_present and is_direct(state[slot.name], walked)
         tensors.append(local(state[slot.name]) if direct else None)
         if is_present and not direct:
             staged.append(index)

@@ -15,12 +15,13 @@ from padam_ext.packed_states import CENTRE, Moments
 from padam_ext.slots import MOMENTS
 
 State = dict[str, Any]
+_WAYS = [(names, frozenset(names)) for names in MOMENTS]
 _NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 def held_by(state: Mapping[str, Any]) -> list[str]:
     """The keys by which a state holds its moments, each of one of the ways in MOMENTS."""
-    return [names[0] for names in MOMENTS if any(name in state for name in names)]
+    return [names[0] for names, members in _WAYS if not members.isdisjoint(state)]
 
 
 def wanted_by(group: Mapping[str, Any]) -> str:

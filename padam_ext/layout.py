@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Types of tensors that are what they seem, as most are: nothing else is asked of them.
+_ORDINARY = (Tensor, torch.nn.Parameter)
 # Inner tensors that torchao's float8 weights compute of their elements beforehand.
 _NO_ELEMENTS = ("_precomputed_scale",)
 
@@ -25,6 +27,8 @@ def _as_dtensor(tensor: Tensor) -> Any:
 
 def local(tensor: Tensor) -> Tensor:
     """What lies in this process: the shard of a DTensor, and what a wrapper wraps."""
+    if type(tensor) in _ORDINARY:
+        return tensor
     dtensor = _as_dtensor(tensor)
     return unwrapped(tensor if dtensor is None else dtensor._local_tensor)
 
@@ -49,6 +53,8 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 def placement(tensor: Tensor) -> Any:
     """How a DTensor is laid out over devices; None for any other tensor."""
+    if type(tensor) in _ORDINARY:
+        return None
     dtensor = _as_dtensor(tensor)
     return None if dtensor is None else (dtensor.device_mesh, dtensor.placements)
 
@@ -83,7 +89,7 @@ def real_view(tensor: Tensor) -> Tensor:
 
 def is_wrapper(tensor: Tensor) -> bool:
     """Whether a tensor is of a subclass that has no memory itself, only tensors that it wraps."""
-    if not _has_dispatch(tensor):
+    if type(tensor) in _ORDINARY or not _has_dispatch(tensor):
         return False
     return tensor.untyped_storage().device.type == "meta" or tensor.data_ptr() == 0
 
@@ -104,7 +110,7 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's memory is its elements: without gaps, in any order of dimensions."""
-    if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+    if tensor.is_neg() or tensor._is_zerotensor() or (tensor.is_complex() and tensor.is_conj()):
         return False
     if tensor.is_contiguous():
         return True

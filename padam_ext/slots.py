@@ -8,6 +8,7 @@ the codecs in codecs.py, kernels/codecs.py and csrc/codecs.h.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,14 @@ STATE_KEYS = ("step", *(slot.name for slot in STATE_SLOTS), "salt")
 MOMENTS = (("exp_avg", "exp_avg_sq"), ("packed_mvh",), ("packed_mv",))
 
 
+# All options that decide how parameters and states are stored.
+_OPTIONS_OF_STORAGE = (
+    *dict.fromkeys(option for slot in STATE_SLOTS for option in slot.when),
+    "param_rounding",
+)
+_PACKED = [i for i, slot in enumerate(STATE_SLOTS) if slot.name.startswith("packed")]
+
+
 class Storage(NamedTuple):
     """How the parameters of a param group are stored.
 
@@ -76,19 +85,23 @@ class Storage(NamedTuple):
     slots: tuple[bool, ...]
     stochastic: bool
 
-    @classmethod
-    def of(cls, group: Mapping[str, Any]) -> Storage:
+    @staticmethod
+    def of(group: Mapping[str, Any]) -> Storage:
         """That of a group."""
-        slots = tuple(slot.is_in(group) for slot in STATE_SLOTS)
-        return cls(slots, group["param_rounding"] == "stochastic")
+        return _storage(*(group[option] for option in _OPTIONS_OF_STORAGE))
 
     @property
     def draws(self) -> bool:
         """Whether its parameters may need random numbers."""
-        return self.stochastic or any(
-            is_in and slot.name.startswith("packed")
-            for slot, is_in in zip(STATE_SLOTS, self.slots, strict=True)
-        )
+        return self.stochastic or any(self.slots[place] for place in _PACKED)
+
+
+@cache
+def _storage(*values: Any) -> Storage:
+    group = dict(zip(_OPTIONS_OF_STORAGE, values, strict=True))
+    return Storage(
+        tuple(slot.is_in(group) for slot in STATE_SLOTS), group["param_rounding"] == "stochastic"
+    )
 
 
 class Signature(NamedTuple):
@@ -132,6 +145,7 @@ def compute_dtype(param_dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if param_dtype.to_real() == torch.float64 else torch.float32
 
 
+@cache
 def signature(param_dtype: torch.dtype, grad_dtype: torch.dtype, storage: Storage) -> Signature:
     """The signature of a parameter of a group that is stored so."""
     real = param_dtype.to_real()

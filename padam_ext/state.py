@@ -49,6 +49,8 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
     """
     if not isinstance(state, dict):
         raise TypeError(f"the state of {name} must be a dict, got {state!r}")
+    if not state:
+        return
     present = {slot.name: slot for slot in STATE_SLOTS if slot.name in state}
     _check_moments(list(present), name)
     for key, slot in present.items():
@@ -156,14 +158,16 @@ def fit_state(
         state.get("step", 0.0), param.device, may_replace=may_replace and not keep_counter
     )
     convert(state, group)
-    if Storage.of(group).draws:
+    storage = Storage.of(group)
+    if storage.draws:
         state["salt"] = int(state.get("salt", salt_of(position)))
-    for slot in STATE_SLOTS:
-        if slot.is_in(group):
+    walked = like_plain(local(param))
+    for slot, is_present in zip(STATE_SLOTS, storage.slots, strict=True):
+        if is_present:
             value = state.get(slot.name)
             if value is None and slot.starts_as is not None:
                 value = state[slot.starts_as].clone()
-            state[slot.name] = _fit_moment(slot, value, param, may_replace=may_replace)
+            state[slot.name] = _fit_moment(slot, value, param, walked, may_replace=may_replace)
     if group["master"] is None:
         state.pop("param_low", None)  # would be of another value of the parameter later
 
@@ -175,23 +179,26 @@ def _fit_step(step: Any, device: torch.device, *, may_replace: bool) -> Tensor:
         if here and (is_ours or (step.dtype in COUNTER_DTYPES and not may_replace)):
             return step
         step = step.item()
-    return torch.tensor(float(step), dtype=torch.float32, device="cpu")
+    return torch.full((), float(step), dtype=torch.float32, device="cpu")
 
 
 def _fit_moment(
-    slot: StateSlot, value: Tensor | None, param: Tensor, *, may_replace: bool
+    slot: StateSlot, value: Tensor | None, param: Tensor, walked: Tensor, *, may_replace: bool
 ) -> Tensor:
     dtype = slot.dtype(param.dtype)
     if value is not None and value.dtype == dtype and value.device == param.device:
         keeps = not may_replace and not overlaps_itself(local(value))
-        if keeps or is_direct(value, param):
+        if keeps or is_direct(value, walked):
             return value
     like = local(param) if placement(param) is None else param
     fitted = torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
     return fitted if value is None else fitted.copy_(value)
 
 
-def is_direct(value: Tensor, param: Tensor) -> bool:
-    """Whether a kernel can walk the memory of a parameter's moment as it walks the parameter's."""
+def is_direct(value: Tensor, walked: Tensor) -> bool:
+    """Whether a kernel can walk the memory of a parameter's moment as it walks the parameter's.
+
+    `walked` has the layout of that, see `like_plain`.
+    """
     shard = local(value)
-    return is_plain(shard) and same_layout(shard, like_plain(local(param)))
+    return is_plain(shard) and same_layout(shard, walked)
