@@ -231,8 +231,10 @@ PADAM_INLINE bool are_aligned(const Operands& operands, std::integer_sequence<in
 
 // What one thread of one block does.
 template <typename Types>
-PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
+PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t block, int thread) {
   using T = typename Types::T;
+  // The norm has left the last gradients that it read in the L2 cache.
+  const std::int64_t chunk = table.partial_sums == nullptr ? block : table.num_chunks - 1 - block;
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const Operands operands = operands_of<Types>(table, tensor, EachSlot());
   const bool aligned = are_aligned<Types>(operands, EachSlot());
