@@ -217,18 +217,6 @@ PADAM_INLINE Operands operands_of(const DeviceTable& table, std::int64_t tensor,
                 : 0)...}};
 }
 
-// Whether what a thread takes of an absent or present slot is one access.
-template <typename Types, Slot slot>
-PADAM_INLINE bool is_aligned(const Operands& operands) {
-  constexpr int kBytes = kWidth<typename Types::T> * sizeof(typename Types::template Stored<slot>);
-  return !Types::template has<slot> || operands.addresses[static_cast<int>(slot)] % kBytes == 0;
-}
-
-template <typename Types, int... slots>
-PADAM_INLINE bool are_aligned(const Operands& operands, std::integer_sequence<int, slots...>) {
-  return (is_aligned<Types, static_cast<Slot>(slots)>(operands) & ...);
-}
-
 // What one thread of one block does.
 template <typename Types>
 PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t block, int thread) {
@@ -237,7 +225,10 @@ PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t block, int 
   const std::int64_t chunk = table.partial_sums == nullptr ? block : table.num_chunks - 1 - block;
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const Operands operands = operands_of<Types>(table, tensor, EachSlot());
-  const bool aligned = are_aligned<Types>(operands, EachSlot());
+  std::int64_t every_address = 0;
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) every_address |= operands.addresses[slot];
+  const bool aligned = every_address % 16 == 0;
 
   if (static_cast<T>(table.control->skip) != T(0)) return;
   const T grad_factor = static_cast<T>(table.control->grad_factor);
@@ -273,8 +264,7 @@ PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chun
   const std::int64_t address = address_of(table, Slot::grad, tensor);
   const auto* grad = pointer<const Grad>(address);
   const std::int64_t in_blocks = (end - begin) / kBlock<T> * kBlock<T>;
-  const bool aligned = address % (kWidth<T> * static_cast<int>(sizeof(Grad))) == 0;
-  const std::int64_t whole = aligned ? begin + in_blocks : begin;
+  const std::int64_t whole = address % 16 == 0 ? begin + in_blocks : begin;
   T sums[kWidth<T>] = {};
   for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
     const Pack<Grad, kWidth<T>> pack = load_pack<kWidth<T>>(grad + at);

@@ -61,26 +61,9 @@ def locate_chunk(
 
 
 @triton.jit
-def widened(address, STORED: tl.constexpr, COMPUTE: tl.constexpr):
-    """A number that is a multiple of 16 where the elements that a thread takes are one access.
-
-    They take 16 bytes in the dtype of the arithmetic, and half of that in a half type.
-    """
-    return address * (COMPUTE.primitive_bitwidth // STORED.primitive_bitwidth)
-
-
-@triton.jit
-def block_begin(pointer, start, COMPUTE: tl.constexpr):
-    """A pointer to a whole block, of which the compiler is told what `widened` has found."""
-    BITS: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth
-    first = pointer + start  # what is known of an argument would be lost
-    return tl.multiple_of(first, 16 * BITS // COMPUTE.primitive_bitwidth)
-
-
-@triton.jit
 def whole_blocks_end(addresses, begin, end, BLOCK: tl.constexpr):
-    """The end of the blocks that can be read and written in the widest accesses, without a mask.
+    """The end of the blocks that can be read and written 16 bytes at a time, without a mask.
 
-    `addresses` is one that has passed `widened`, or several or'ed together.
+    Those need addresses that are multiples of 16. `addresses` is one, or several or'ed together.
     """
     return tl.where(addresses % 16 == 0, begin + (end - begin) // BLOCK * BLOCK, begin)

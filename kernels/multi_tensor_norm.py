@@ -11,13 +11,11 @@ import triton
 import triton.language as tl
 
 from padam_ext.kernels.chunks import (
-    block_begin,
     chunk_constants,
     compiler_options,
     locate_chunk,
     triton_dtype,
     whole_blocks_end,
-    widened,
 )
 from padam_ext.kernels.codecs import load, store
 
@@ -83,11 +81,11 @@ def multi_tensor_sum_of_squares(
     )
     address = tl.load(addresses + num_tensors + tensor)
     grad = address.to(tl.pointer_type(GRAD))
-    whole = whole_blocks_end(widened(address, GRAD, COMPUTE), begin, end, BLOCK)
+    whole = whole_blocks_end(address, begin, end, BLOCK)
     offsets = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK], COMPUTE)
     for start in range(begin, whole, BLOCK):
-        g = load(block_begin(grad, start, COMPUTE) + offsets, COMPUTE, None, None)
+        g = load(tl.multiple_of(grad + start, 16) + offsets, COMPUTE, None, None)
         sums = tl.fma(g, g, sums)
     rest_offsets = tl.arange(0, NUM_THREADS)
     rest = tl.zeros([NUM_THREADS], COMPUTE)

@@ -6,13 +6,11 @@ import triton
 import triton.language as tl
 
 from padam_ext.kernels.chunks import (
-    block_begin,
     chunk_constants,
     compiler_options,
     locate_chunk,
     triton_dtype,
     whole_blocks_end,
-    widened,
 )
 from padam_ext.kernels.codecs import (
     load,
@@ -174,32 +172,31 @@ def multi_tensor_padam(
 
     x_address = tl.load(addresses + tensor)
     g_address = tl.load(addresses + num_tensors + tensor)
-    every_address = widened(x_address, PARAM, COMPUTE) | widened(g_address, GRAD, COMPUTE)
+    every_address = x_address | g_address
     x = x_address.to(tl.pointer_type(PARAM))
     g = g_address.to(tl.pointer_type(GRAD))
     m, v, h, word, low = None, None, None, None, None
     if EXP_AVG is not None:
         m_address = tl.load(addresses + 2 * num_tensors + tensor)
         v_address = tl.load(addresses + 3 * num_tensors + tensor)
-        every_address |= widened(m_address, EXP_AVG, COMPUTE)
-        every_address |= widened(v_address, EXP_AVG_SQ, COMPUTE)
+        every_address |= m_address | v_address
         m = m_address.to(tl.pointer_type(EXP_AVG))
         v = v_address.to(tl.pointer_type(EXP_AVG_SQ))
     if MAX_EXP_AVG_SQ is not None:
         h_address = tl.load(addresses + 4 * num_tensors + tensor)
-        every_address |= widened(h_address, MAX_EXP_AVG_SQ, COMPUTE)
+        every_address |= h_address
         h = h_address.to(tl.pointer_type(MAX_EXP_AVG_SQ))
     if PACKED_MVH is not None:
         word_address = tl.load(addresses + 5 * num_tensors + tensor)
-        every_address |= widened(word_address, PACKED_MVH, COMPUTE)
+        every_address |= word_address
         word = word_address.to(tl.pointer_type(PACKED_MVH))
     if PACKED_MV is not None:
         word_address = tl.load(addresses + 6 * num_tensors + tensor)
-        every_address |= widened(word_address, PACKED_MV, COMPUTE)
+        every_address |= word_address
         word = word_address.to(tl.pointer_type(PACKED_MV))
     if PARAM_LOW is not None:
         low_address = tl.load(addresses + 7 * num_tensors + tensor)
-        every_address |= widened(low_address, PARAM_LOW, COMPUTE)
+        every_address |= low_address
         low = low_address.to(tl.pointer_type(PARAM_LOW))
     key = None
     if STOCHASTIC or word is not None:
@@ -248,35 +245,36 @@ def step_block(
 ):
     """Steps elements [start, min(start + BLOCK, end)) of one tensor; what it lacks is None.
 
-    WHOLE promises that there are BLOCK of them, and of each slot that a thread's are one access.
+    WHOLE promises that there are BLOCK of them and that they begin at addresses that are multiples
+    of 16.
     """
     offsets = tl.arange(0, BLOCK)
     if WHOLE:
         inside = None
     else:
         inside = offsets < end - start
-    x_at = block_at(x, start, offsets, WHOLE, COMPUTE)
-    g_at = block_at(g, start, offsets, WHOLE, COMPUTE)
+    x_at = block_at(x, start, offsets, WHOLE)
+    g_at = block_at(g, start, offsets, WHOLE)
     if low is None:
         old_x = load(x_at, COMPUTE, inside, None)
     else:
-        low_at = block_at(low, start, offsets, WHOLE, COMPUTE)
+        low_at = block_at(low, start, offsets, WHOLE)
         old_x = load_split(x_at, low_at, inside)
     grad = load(g_at, COMPUTE, inside, None)
     old_h = None
     if word is not None:
-        word_at = block_at(word, start, offsets, WHOLE, COMPUTE)
+        word_at = block_at(word, start, offsets, WHOLE)
         if AMSGRAD:
             old_m, old_v, old_h = unpack_mvh(load_word(word_at, inside))
         else:
             old_m, old_v = unpack_mv(load_word(word_at, inside))
     else:
-        m_at = block_at(m, start, offsets, WHOLE, COMPUTE)
-        v_at = block_at(v, start, offsets, WHOLE, COMPUTE)
+        m_at = block_at(m, start, offsets, WHOLE)
+        v_at = block_at(v, start, offsets, WHOLE)
         old_m = load(m_at, COMPUTE, inside, None)
         old_v = load(v_at, COMPUTE, inside, None)
         if AMSGRAD:
-            h_at = block_at(h, start, offsets, WHOLE, COMPUTE)
+            h_at = block_at(h, start, offsets, WHOLE)
             old_h = load(h_at, COMPUTE, inside, None)
 
     CODED: tl.constexpr = word is not None
@@ -306,10 +304,9 @@ def step_block(
 
 
 @triton.jit
-def block_at(pointer, start, offsets, WHOLE: tl.constexpr, COMPUTE: tl.constexpr):
-    """Pointers to the elements of a block, of which WHOLE promises how they are aligned."""
+def block_at(pointer, start, offsets, WHOLE: tl.constexpr):
+    """Pointers to the elements of a block, which WHOLE promises to begin at a multiple of 16."""
+    first = pointer + start
     if WHOLE:
-        first = block_begin(pointer, start, COMPUTE)
-    else:
-        first = pointer + start
+        first = tl.multiple_of(first, 16)
     return first + offsets
