@@ -107,7 +107,7 @@ def compile_prepare(target: GPUTarget) -> Compiled:
 
 # Of every kernel; what else is not a number is a pointer to int64.
 _DOUBLES = ("constants", "control", "partial_sums", "sums", "limits", "prepared_control")
-_NUMBER = re.compile("num_|has_|blocks_per_chunk|backwards")
+_NUMBER = re.compile("num_|has_|blocks_per_chunk")
 
 
 def _compile(

@@ -219,10 +219,8 @@ PADAM_INLINE Operands operands_of(const DeviceTable& table, std::int64_t tensor,
 
 // What one thread of one block does.
 template <typename Types>
-PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t block, int thread) {
+PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
   using T = typename Types::T;
-  // The norm has left the last gradients that it read in the L2 cache.
-  const std::int64_t chunk = table.partial_sums == nullptr ? block : table.num_chunks - 1 - block;
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const Operands operands = operands_of<Types>(table, tensor, EachSlot());
   std::int64_t every_address = 0;

@@ -50,10 +50,9 @@ def _warps(device: torch.device) -> int:
 
 
 @triton.jit
-def locate_chunk(
-    chunk, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK: tl.constexpr
-):
-    """The tensor of a chunk, and the elements [begin, end) of it: int64."""
+def locate_chunk(numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK: tl.constexpr):
+    """The tensor of this program's chunk, and the elements [begin, end) of it: int64."""
+    chunk = tl.program_id(0).to(tl.int64)
     tensor = tl.load(chunk_tensors + chunk)
     begin = tl.load(chunk_first_blocks + chunk) * BLOCK
     end = tl.minimum(begin + blocks_per_chunk * BLOCK, tl.load(numels + tensor))

@@ -75,9 +75,8 @@ def multi_tensor_sum_of_squares(
         BLOCK: elements in a block, a power of two.
         NUM_THREADS: threads of the program.
     """
-    chunk = tl.program_id(0).to(tl.int64)
     tensor, begin, end = locate_chunk(
-        chunk, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
+        numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
     )
     address = tl.load(addresses + num_tensors + tensor)
     grad = address.to(tl.pointer_type(GRAD))
@@ -93,4 +92,5 @@ def multi_tensor_sum_of_squares(
         inside = rest_offsets < end - start
         g = load(grad + start + rest_offsets, COMPUTE, inside, 0.0)
         rest = tl.fma(g, g, rest)
+    chunk = tl.program_id(0).to(tl.int64)
     store(partial_sums + chunk, tl.sum(sums, 0) + tl.sum(rest, 0), None)

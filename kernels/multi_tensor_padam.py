@@ -55,7 +55,6 @@ def launch(table: Any, signature: Any, root: int) -> None:
         table.chunk_first_blocks,
         len(table.numels),
         table.blocks_per_chunk,
-        int(table.partial_sums is not None),
         **variant(signature, root),
         **compiler_options(table.addresses.device),
     )
@@ -90,7 +89,7 @@ STEP: tl.constexpr = tl.constexpr(15)
 
 
 # `control` is one of two parts of a table: no reason to compile the kernel twice.
-@triton.jit(do_not_specialize=["control", "num_tensors", "blocks_per_chunk", "backwards"])
+@triton.jit(do_not_specialize=["control", "num_tensors", "blocks_per_chunk"])
 def multi_tensor_padam(
     addresses,
     numels,
@@ -102,7 +101,6 @@ def multi_tensor_padam(
     chunk_first_blocks,
     num_tensors,
     blocks_per_chunk,
-    backwards,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
     EXP_AVG: tl.constexpr,
@@ -130,8 +128,6 @@ def multi_tensor_padam(
         chunk_first_blocks: int64 [chunk], index of its first block in that tensor.
         num_tensors: extent of the tensor dimension.
         blocks_per_chunk: blocks in each chunk, but for a tensor's last.
-        backwards: 1 to begin with the last chunk, whose gradient a norm has read last and left in
-            the L2 cache; else 0.
         PARAM: dtype in which parameters are stored.
         GRAD: of gradients.
         EXP_AVG: of first moments; None where states are packed.
@@ -146,10 +142,8 @@ def multi_tensor_padam(
         BLOCK: elements in a block, a power of two.
         NUM_THREADS: threads of the program.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    chunk = tl.where(backwards != 0, tl.num_programs(0) - 1 - chunk, chunk)
     tensor, begin, end = locate_chunk(
-        chunk, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
+        numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
     )
     grad_factor = tl.load(control).to(COMPUTE)
     end = tl.where(tl.load(control + 1) != 0, begin, end)  # a skipped step does nothing

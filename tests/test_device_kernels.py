@@ -196,20 +196,6 @@ def test_offsets_beyond_two_to_the_31_elements(aligned, backend):
     assert (x[shift + 1030 :] == 0).all()
 
 
-@pytest.mark.parametrize("after_a_norm", [True, False])
-def test_after_a_norm_the_last_chunk_comes_first(after_a_norm, backend):
-    """Two tensors in one memory, with gradients of their own: m is that of the later one."""
-    buffers = [torch.zeros(4) for _ in range(5)]
-    grads = [torch.full((4,), value) for value in (1.0, 3.0)]
-    columns = [[buffer.data_ptr()] * 2 for buffer in buffers]
-    columns[1] = [grad.data_ptr() for grad in grads]
-    table = Table([a for column in columns for a in column], [4, 4], [0, 1], [0, 0], 1)
-    if not after_a_norm:
-        table.partial_sums = None
-    table.launch(backend)
-    assert buffers[2].tolist() == [1.0 if after_a_norm else 3.0] * 4
-
-
 @pytest.mark.parametrize("aligned", [True, False])
 def test_the_norm_takes_offsets_beyond_two_to_the_31_elements(aligned, backend):
     first_block = 2**31 // 1024 + 5

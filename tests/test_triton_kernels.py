@@ -45,7 +45,7 @@ class Table:
         self.constants = torch.tensor(rows, dtype=torch.float64).flatten()
         self.control = torch.tensor([factor, skip], dtype=torch.float64)
         self.chunk_tensors, self.chunk_first_blocks = torch.tensor(chunks).T.contiguous()
-        self.num_chunks, self.blocks_per_chunk, self.partial_sums = len(chunks), 2, None
+        self.num_chunks, self.blocks_per_chunk = len(chunks), 2
 
     def step(self):
         # Imported here: outside of the interpreter the kernels would be for the compiler.
