@@ -12,6 +12,7 @@ On a GPU pytest-benchmark's clock measures the host, from an empty queue until `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 import torch
@@ -23,8 +24,9 @@ from benchmarks.plain_loop import plain_loop
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, Shape, elements, workload
 from padam_ext import FusedPadam
-from padam_ext.slots import STATE_KEYS
+from padam_ext.slots import ADAM_MOMENTS
 
+T = TypeVar("T")
 SECONDS_PER_TURN = 0.1
 TURNS_OF_UNFUSED = 6  # they take part in the first of so many
 # Of a GPU's memory: for an element's arrays, and for temporaries where implementations make some.
@@ -85,7 +87,7 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("case", cases, ids=ids)
 
 
-def rotated(those: list[Implementation], turn: int) -> list[Implementation]:
+def rotated(those: list[T], turn: int) -> list[T]:
     """The same, another one first in each turn."""
     first = turn % len(those)
     return those[first:] + those[:first]
@@ -161,7 +163,7 @@ def test_plain_loop(benchmark, partial):
     params = make_params(shapes, torch.float32)
     optimizer = FusedPadam(params, **OPTIONS, partial=partial)
     optimizer.step()
-    moments = [optimizer.state[params[0]][key] for key in STATE_KEYS[1:]]
+    moments = [optimizer.state[params[0]][key] for key in ADAM_MOMENTS]
     loop = plain_loop([params[0].detach(), params[0].grad, *moments])
     assert_moves(loop, params[0], moments[0])
 

@@ -20,7 +20,9 @@ from torch.optim import Optimizer
 
 from benchmarks import measure
 from benchmarks.implementations import OPTIONS
+from benchmarks.test_step_benchmark import rotated
 from padam_ext import FusedPadam
+from padam_ext.slots import ADAM_MOMENTS
 
 NUMEL = 2**24
 POPULATION = 2**14  # elements whose training is simulated; the others are copies of them
@@ -32,7 +34,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 # By name the value of p; None for torch.optim.Adam(amsgrad=True, fused=True).
 OPTIMIZERS = {"FusedPadam": 1 / 8, "FusedPadam, p=0.3": 0.3, "torch AMSGrad, fused": None}
 LINE = 64  # bytes
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,12 @@ class Case:
 
 def cases() -> list[Case]:
     """In the order of their turns, another optimizer first in each."""
-    names = list(OPTIMIZERS)
     return [
         Case(state, dtype, name, turn)
         for state in STATES
         for dtype in DTYPES
         for turn in range(TURNS)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]
+        for name in rotated(list(OPTIMIZERS), turn)
     ]
 
 
@@ -82,7 +82,7 @@ def moments() -> tuple[Tensor, ...]:
         draw(param.grad, generator)
         optimizer.step()
     state = optimizer.state[param]
-    return tuple(state[key] for key in MOMENTS)
+    return tuple(state[key] for key in ADAM_MOMENTS)
 
 
 def make(case: Case) -> Optimizer:
@@ -98,7 +98,7 @@ def make(case: Case) -> Optimizer:
     optimizer.step()
     if case.state == "warmed up":
         state = optimizer.state[param]
-        for key, values in zip(MOMENTS, moments(), strict=True):
+        for key, values in zip(ADAM_MOMENTS, moments(), strict=True):
             state[key].copy_(values.repeat(NUMEL // POPULATION))
     return optimizer
 

@@ -12,11 +12,10 @@ from padam_ext import packed_states
 from padam_ext.codecs import join
 from padam_ext.layout import local
 from padam_ext.packed_states import CENTRE, Moments
-from padam_ext.slots import MOMENTS
+from padam_ext.slots import ADAM_MOMENTS, MOMENTS
 
 State = dict[str, Any]
 _WAYS = [(names, frozenset(names)) for names in MOMENTS]
-_NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 def held_by(state: Mapping[str, Any]) -> list[str]:
@@ -42,12 +41,12 @@ def unpacked(state: Mapping[str, Any]) -> dict[str, Tensor]:
     elif "packed_mv" in state:
         word, unpack = state["packed_mv"], packed_states.unpack_mv
     else:
-        return {name: state[name].clone() for name in _NAMES if name in state}
+        return {name: state[name].clone() for name in ADAM_MOMENTS if name in state}
     m, v, h = unpack(local(word))
     values = (m, v, None if h is None else torch.maximum(h * CENTRE, v))
     return {
         name: _placed_as(word, value)
-        for name, value in zip(_NAMES, values, strict=True)
+        for name, value in zip(ADAM_MOMENTS, values, strict=True)
         if value is not None
     }
 
@@ -63,13 +62,13 @@ def convert(state: State, group: Mapping[str, Any]) -> None:
     if held_by(state) in ([], [wanted]):
         return
     values = unpacked(state)
-    for name in (*_NAMES, "packed_mvh", "packed_mv"):
+    for name in (*ADAM_MOMENTS, "packed_mvh", "packed_mv"):
         state.pop(name, None)
     if wanted == "exp_avg":
         state.update(values)
         return
     values.setdefault("max_exp_avg_sq", values["exp_avg_sq"])
-    m, v, h = (local(values[name]).to(torch.float32) for name in _NAMES)
+    m, v, h = (local(values[name]).to(torch.float32) for name in ADAM_MOMENTS)
     if wanted == "packed_mv":
         word = packed_states.pack_mv(Moments(m, v, None))
     else:

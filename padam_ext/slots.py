@@ -62,12 +62,14 @@ STATE_SLOTS = (
 SLOTS = ("param", "grad", *(slot.name for slot in STATE_SLOTS))
 # All that a parameter's state may hold. `salt` is a number, for random_bits.py.
 STATE_KEYS = ("step", *(slot.name for slot in STATE_SLOTS), "salt")
+# All moments by torch.optim.Adam's names, the last one with amsgrad only.
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 # Each of the ways to hold the moments, by the slots that it cannot do without.
 MOMENTS = (("exp_avg", "exp_avg_sq"), ("packed_mvh",), ("packed_mv",))
 
 
-# All options that decide how parameters and states are stored.
-_OPTIONS_OF_STORAGE = (
+# The options of a param group that Storage follows from.
+_OPTIONS_READ = (
     *dict.fromkeys(option for slot in STATE_SLOTS for option in slot.when),
     "param_rounding",
 )
@@ -88,7 +90,7 @@ class Storage(NamedTuple):
     @staticmethod
     def of(group: Mapping[str, Any]) -> Storage:
         """That of a group."""
-        return _storage(*(group[option] for option in _OPTIONS_OF_STORAGE))
+        return _storage(*(group[option] for option in _OPTIONS_READ))
 
     @property
     def draws(self) -> bool:
@@ -98,7 +100,7 @@ class Storage(NamedTuple):
 
 @cache
 def _storage(*values: Any) -> Storage:
-    group = dict(zip(_OPTIONS_OF_STORAGE, values, strict=True))
+    group = dict(zip(_OPTIONS_READ, values, strict=True))
     return Storage(
         tuple(slot.is_in(group) for slot in STATE_SLOTS), group["param_rounding"] == "stochastic"
     )
