@@ -43,10 +43,10 @@ PADAM_INLINE float load(bfloat16 value) {
 }
 
 PADAM_INLINE void store(float value, bfloat16& to) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(bits_of(value));
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  to.bits = static_cast<std::uint16_t>(is_nan(bits) ? quiet_nan : rounded);
+  const std::uint32_t bits = word_of(value);
+  const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const std::uint32_t quiet_nan = bits | 0x00400000u;
+  to.bits = static_cast<std::uint16_t>((value == value ? rounded : quiet_nan) >> 16);
 }
 
 PADAM_INLINE float load(stochastic_bfloat16 value) { return load(bfloat16{value.bits}); }

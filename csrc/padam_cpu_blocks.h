@@ -13,9 +13,16 @@ T* element(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_
   return reinterpret_cast<T*>(static_cast<std::uintptr_t>(table.address(slot, tensor))) + index;
 }
 
-// Slots whose storage dtype is not that of the arithmetic pass through float32 buffers that stay in
-// the L1 cache. So the update is compiled only for float32 and float64.
-constexpr std::int64_t kBuffer = 512;
+// Slots that the update does not read as they are stored pass through float32 buffers that stay in
+// the L1 cache. Longer ones would keep memory waiting while a block is in there.
+constexpr std::int64_t kBuffer = 256;
+
+// Where the values of a block are; null where absent.
+struct Values {
+  float* by_slot[kValues];
+
+  float*& operator[](Slot slot) { return by_slot[static_cast<int>(slot)]; }
+};
 
 template <typename Stored>
 float* load_block(const Stored* __restrict from, float* __restrict to, std::int64_t numel) {

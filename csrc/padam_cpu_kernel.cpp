@@ -25,20 +25,26 @@ void step_in_blocks(const LaunchTable& table, const Row& row, std::int64_t tenso
   float buffers[kValues][kBuffer];
   for (std::int64_t at = begin; at < end; at += kBuffer) {
     const int numel = static_cast<int>(std::min(kBuffer, end - at));
-    Operands<float> operands;
-    operands.maximum = maximum_of(signature);
-    for (int slot = 0; slot < kValues; ++slot) {
-      operands.values[slot] =
-          loaded(table, static_cast<Slot>(slot), tensor, at, numel, buffers[slot]);
+    Values values;
+    for (int i = 0; i < kValues; ++i) {
+      const auto slot = static_cast<Slot>(i);
+      values[slot] = loaded(table, slot, tensor, at, numel, buffers[i]);
     }
-    float* param = operands[Slot::param];
-    if (is_packed) unpack_moments(table, tensor, at, numel, buffers, operands.values);
+    if (is_packed) unpack_moments(table, tensor, at, numel, buffers, values);
     if (is_split) {
-      join_block(param, element<std::uint16_t>(table, Slot::param_low, tensor, at), numel);
+      join_block(values[Slot::param], element<std::uint16_t>(table, Slot::param_low, tensor, at),
+                 numel);
     }
-    update(row, row.single, static_cast<float>(table.grad_factor), operands, numel);
+    const Operands<float, float> operands{values[Slot::param],
+                                          values[Slot::grad],
+                                          values[Slot::exp_avg],
+                                          values[Slot::exp_avg_sq],
+                                          values[Slot::max_exp_avg_sq],
+                                          maximum_of(signature),
+                                          numel};
+    update(row, row.single, static_cast<float>(table.grad_factor), operands);
     if (is_packed) pack_moments(table, tensor, at, numel, buffers, key);
-    if (is_split || is_random) store_param(table, tensor, at, numel, param, key);
+    if (is_split || is_random) store_param(table, tensor, at, numel, values[Slot::param], key);
     for (int slot = 0; slot < kValues; ++slot) {
       const auto which = static_cast<Slot>(slot);
       if (which == Slot::grad || (which == Slot::param && (is_split || is_random))) continue;
@@ -47,24 +53,31 @@ void step_in_blocks(const LaunchTable& table, const Row& row, std::int64_t tenso
   }
 }
 
-// Every slot is stored as it is computed with.
-template <typename T>
+// Where the update reads and writes every slot as it is stored.
+template <typename T, typename Stored>
 void step_in_place(const LaunchTable& table, const Row& row, const Constants<T>& constants,
                    std::int64_t tensor, std::int64_t begin, std::int64_t end) {
-  Operands<T> operands;
-  operands.maximum = maximum_of(table.signature);
-  for (int slot = 0; slot < kValues; ++slot) {
-    const bool is_present = table.signature.has(static_cast<Slot>(slot));
-    operands.values[slot] =
-        is_present ? element<T>(table, static_cast<Slot>(slot), tensor, begin) : nullptr;
-  }
-  update(row, constants, static_cast<T>(table.grad_factor), operands, end - begin);
+  const bool has_maximum = table.signature.has(Slot::max_exp_avg_sq);
+  const Operands<T, Stored> operands{
+      element<Stored>(table, Slot::param, tensor, begin),
+      element<Stored>(table, Slot::grad, tensor, begin),
+      element<T>(table, Slot::exp_avg, tensor, begin),
+      element<T>(table, Slot::exp_avg_sq, tensor, begin),
+      has_maximum ? element<T>(table, Slot::max_exp_avg_sq, tensor, begin) : nullptr,
+      maximum_of(table.signature),
+      end - begin};
+  update(row, constants, static_cast<T>(table.grad_factor), operands);
 }
 
-bool is_in_place(const Signature& signature) {
-  return std::all_of(signature.slots, signature.slots + kSlots, [&](DType dtype) {
-    return dtype == signature.compute || dtype == DType::absent;
-  });
+// Whether parameters and gradients are stored in one dtype and states in that of the arithmetic.
+bool is_in_place(const Signature& signature, DType stored) {
+  for (int i = 0; i < kSlots; ++i) {
+    const auto slot = static_cast<Slot>(i);
+    const DType dtype = signature.of(slot);
+    const bool is_state = slot != Slot::param && slot != Slot::grad;
+    if (dtype != DType::absent && dtype != (is_state ? signature.compute : stored)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -72,9 +85,11 @@ bool is_in_place(const Signature& signature) {
 void step_span(const LaunchTable& table, const Row& row, std::int64_t tensor, std::int64_t begin,
                std::int64_t end) {
   if (table.signature.compute == DType::float64) {
-    step_in_place(table, row, row.full, tensor, begin, end);
-  } else if (is_in_place(table.signature)) {
-    step_in_place(table, row, row.single, tensor, begin, end);
+    step_in_place<double, double>(table, row, row.full, tensor, begin, end);
+  } else if (is_in_place(table.signature, DType::float32)) {
+    step_in_place<float, float>(table, row, row.single, tensor, begin, end);
+  } else if (is_in_place(table.signature, DType::bfloat16)) {
+    step_in_place<float, bfloat16>(table, row, row.single, tensor, begin, end);
   } else {
     step_in_blocks(table, row, tensor, begin, end);
   }

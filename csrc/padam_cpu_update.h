@@ -6,19 +6,31 @@
 #include <type_traits>
 
 #include "padam_cpu.h"
+#include "padam_cpu_blocks.h"
 #include "padam_math.h"
 
 namespace padam {
 namespace PADAM_SIMD_LEVEL {
 namespace {
 
-// What a span is stepped on, in the dtype of the arithmetic.
-template <typename T>
+// What a span is stepped on: parameters and gradients as they are stored, states in the dtype of
+// the arithmetic.
+template <typename T, typename Stored>
 struct Operands {
-  T* values[kValues];  // null where absent
+  Stored* param;
+  const Stored* grad;
+  T* m;
+  T* v;
+  T* h;  // null where there is no maximum
   Maximum maximum;
+  std::int64_t numel;
 
-  T* operator[](Slot slot) const { return values[static_cast<int>(slot)]; }
+  // What lies behind some of its elements.
+  Operands from(std::int64_t element) const {
+    T* const maxima = h == nullptr ? nullptr : h + element;
+    return {param + element, grad + element, m + element,    v + element,
+            maxima,          maximum,        numel - element};
+  }
 };
 
 // The update runs over blocks that stay in the L1 cache.
@@ -109,26 +121,54 @@ Found moments_block(const float* __restrict param, const float* __restrict grad,
   return {num_wild == 0, num_risen};
 }
 
-template <Root root, Decay decay>
-void param_block(float* __restrict param, const float* __restrict m, const float* __restrict d,
-                 std::int64_t numel, const Constants<float>& row_constants) {
-  const Constants<float> constants = row_constants;
+// The later parts find what they need in the cache, and memory would stand still meanwhile. So they
+// ask for that of the next block, a line at a time: more at once would hold the processor up.
+template <typename T, typename Stored>
+PADAM_INLINE void prefetch(const Operands<T, Stored>& next, std::int64_t element) {
+  if (element >= next.numel) return;
+  __builtin_prefetch(next.param + element);
+  __builtin_prefetch(next.grad + element);
+  __builtin_prefetch(next.m + element);
+  __builtin_prefetch(next.v + element);
+  if (next.maximum != Maximum::none) __builtin_prefetch(next.h + element);
+}
+
+// Calls update(i) for each element of a block, and asks for the next one.
+template <typename T, typename Stored, typename Update>
+PADAM_INLINE void for_each(std::int64_t numel, const Operands<T, Stored>& next_block,
+                           Update update) {
+  const Operands<T, Stored> next = next_block;
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  std::int64_t at = 0;
+  for (; at + kLine <= numel; at += kLine) {
+    prefetch(next, at);
 #pragma omp simd
-  for (std::int64_t i = 0; i < numel; ++i) {
-    param[i] = update_param<root>(param[i], m[i], d[i], constants, decay);
+    for (std::int64_t i = 0; i < kLine; ++i) update(at + i);
   }
+#pragma omp simd
+  for (std::int64_t i = at; i < numel; ++i) update(i);
+}
+
+template <Root root, Decay decay, typename Stored>
+void param_block(float* __restrict param, const float* __restrict m, const float* __restrict d,
+                 std::int64_t numel, const Constants<float>& row_constants,
+                 const Operands<float, Stored>& next) {
+  const Constants<float> constants = row_constants;
+  for_each(numel, next, [&](std::int64_t i) {
+    param[i] = update_param<root>(param[i], m[i], d[i], constants, decay);
+  });
 }
 
 // Replaces each d, all of them tame, by the `shifted` of its power.
-inline void power_block(float* __restrict d, float* __restrict y, std::int64_t numel,
-                        const Constants<float>& row_constants) {
+template <typename Stored>
+void power_block(float* __restrict d, float* __restrict y, std::int64_t numel,
+                 const Constants<float>& row_constants, const Operands<float, Stored>& next) {
   const Constants<float> constants = row_constants;
-#pragma omp simd
-  for (std::int64_t i = 0; i < numel; ++i) {
+  for_each(numel, next, [&](std::int64_t i) {
     const BinaryPower power = binary_power<true>(d[i], constants);
     y[i] = power.y;
     d[i] = power.shifted;
-  }
+  });
 }
 
 template <Decay decay>
@@ -143,78 +183,94 @@ void param_block_by_powers(float* __restrict param, const float* __restrict m,
   }
 }
 
-template <Root root, Decay decay, Maximum maximum>
-int update_block_in_parts(float* param, const float* grad, float* m, float* v, float* h,
+template <Root root, Decay decay, Maximum maximum, typename Stored>
+int update_block_in_parts(float* param, const float* grad, const Operands<float, Stored>& block,
                           std::int64_t numel, const Constants<float>& constants,
                           float grad_factor) {
   float d[kBlock];
   float y[kBlock];
-  const Found found =
-      moments_block<root, decay, maximum>(param, grad, m, v, h, d, numel, constants, grad_factor);
+  const Operands<float, Stored> next = block.from(kBlock);
+  const Found found = moments_block<root, decay, maximum>(param, grad, block.m, block.v, block.h, d,
+                                                          numel, constants, grad_factor);
   if (root == Root::general && found.all_tame) {
-    power_block(d, y, numel, constants);
-    param_block_by_powers<decay>(param, m, y, d, numel, constants);
+    power_block(d, y, numel, constants, next);
+    param_block_by_powers<decay>(param, block.m, y, d, numel, constants);
   } else {
-    param_block<root, decay>(param, m, d, numel, constants);
+    param_block<root, decay>(param, block.m, d, numel, constants, next);
   }
   return found.num_risen;
 }
 
-template <Root root, Decay decay, Maximum maximum, typename T>
-void update_blocks(const Operands<T>& operands, std::int64_t numel, const Constants<T>& constants,
-                   T grad_factor) {
+// Steps a block, of which `param` and `grad` are in the dtype of the arithmetic.
+template <Root root, Decay decay, Maximum maximum, typename T, typename Stored>
+void update_in_place(T* param, const T* grad, const Operands<T, Stored>& block, std::int64_t numel,
+                     const Constants<T>& constants, T grad_factor) {
   constexpr bool long_chain = root == Root::general || root == Root::eighth;
-  for (std::int64_t at = 0; at < numel; at += kBlock) {
-    const std::int64_t count = std::min(kBlock, numel - at);
-    T* param = operands[Slot::param] + at;
-    const T* grad = operands[Slot::grad] + at;
-    T* m = operands[Slot::exp_avg] + at;
-    T* v = operands[Slot::exp_avg_sq] + at;
-    T* h = maximum != Maximum::none ? operands[Slot::max_exp_avg_sq] + at : nullptr;
-    int num_risen = 0;
-    if constexpr (long_chain && std::is_same_v<T, float>) {
-      num_risen = update_block_in_parts<root, decay, maximum>(param, grad, m, v, h, count,
-                                                              constants, grad_factor);
+  int num_risen = 0;
+  if constexpr (long_chain && std::is_same_v<T, float>) {
+    num_risen = update_block_in_parts<root, decay, maximum>(param, grad, block, numel, constants,
+                                                            grad_factor);
+  } else {
+    num_risen = update_block<root, decay, maximum>(param, grad, block.m, block.v, block.h, numel,
+                                                   constants, grad_factor);
+  }
+  if (num_risen != 0) store_risen(block.v, block.h, numel, num_risen);
+}
+
+template <Root root, Decay decay, Maximum maximum, typename T, typename Stored>
+void update_blocks(const Operands<T, Stored>& operands, const Constants<T>& constants,
+                   T grad_factor) {
+  for (std::int64_t at = 0; at < operands.numel; at += kBlock) {
+    const Operands<T, Stored> block = operands.from(at);
+    const std::int64_t numel = std::min(kBlock, block.numel);
+    if constexpr (std::is_same_v<T, Stored>) {
+      update_in_place<root, decay, maximum>(block.param, block.grad, block, numel, constants,
+                                            grad_factor);
     } else {
-      num_risen =
-          update_block<root, decay, maximum>(param, grad, m, v, h, count, constants, grad_factor);
+      T param[kBlock];
+      T grad[kBlock];
+      load_block(block.param, param, numel);
+      load_block(block.grad, grad, numel);
+      update_in_place<root, decay, maximum>(param, grad, block, numel, constants, grad_factor);
+      store_block(param, block.param, numel);
     }
-    if (num_risen != 0) store_risen(v, h, count, num_risen);
   }
 }
 
 // From the options of a row to the loop compiled for them.
-template <Root root, Decay decay, typename T, typename... Arguments>
-void update_maximum(const Operands<T>& operands, Arguments... arguments) {
+template <Root root, Decay decay, typename T, typename Stored>
+void update_maximum(const Operands<T, Stored>& operands, const Constants<T>& constants,
+                    T grad_factor) {
   switch (operands.maximum) {
     case Maximum::none:
-      return update_blocks<root, decay, Maximum::none>(operands, arguments...);
+      return update_blocks<root, decay, Maximum::none>(operands, constants, grad_factor);
     case Maximum::exact:
-      return update_blocks<root, decay, Maximum::exact>(operands, arguments...);
+      return update_blocks<root, decay, Maximum::exact>(operands, constants, grad_factor);
     case Maximum::coded:
-      if constexpr (std::is_same_v<T, float>) {
-        return update_blocks<root, decay, Maximum::coded>(operands, arguments...);
+      if constexpr (std::is_same_v<T, float> && std::is_same_v<Stored, float>) {
+        return update_blocks<root, decay, Maximum::coded>(operands, constants, grad_factor);
       }
   }
 }
 
-template <Root root, typename T, typename... Arguments>
-void update_decay(const Row& row, const Operands<T>& operands, Arguments... arguments) {
+template <Root root, typename T, typename Stored>
+void update_decay(const Row& row, const Operands<T, Stored>& operands,
+                  const Constants<T>& constants, T grad_factor) {
   switch (row.decay) {
     case Decay::none:
-      return update_maximum<root, Decay::none>(operands, arguments...);
+      return update_maximum<root, Decay::none>(operands, constants, grad_factor);
     case Decay::coupled:
-      return update_maximum<root, Decay::coupled>(operands, arguments...);
+      return update_maximum<root, Decay::coupled>(operands, constants, grad_factor);
     case Decay::decoupled:
-      return update_maximum<root, Decay::decoupled>(operands, arguments...);
+      return update_maximum<root, Decay::decoupled>(operands, constants, grad_factor);
   }
 }
 
-template <typename T>
+template <typename T, typename Stored>
 void update(const Row& row, const Constants<T>& constants, T grad_factor,
-            const Operands<T>& operands, std::int64_t numel) {
+            const Operands<T, Stored>& operands) {
   const auto with_root = [&](auto root) {
-    update_decay<decltype(root)::value>(row, operands, numel, constants, grad_factor);
+    update_decay<decltype(root)::value>(row, operands, constants, grad_factor);
   };
   switch (row.root) {
     case Root::none:

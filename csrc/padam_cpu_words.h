@@ -69,18 +69,18 @@ void round_block(const float* __restrict param, stochastic_bfloat16* __restrict 
 
 // Where the values of a packed slot go: all into buffers.
 void unpack_moments(const LaunchTable& table, std::int64_t tensor, std::int64_t at, int numel,
-                    Buffers buffers, float** values) {
+                    Buffers buffers, Values& values) {
   float* m = buffer_of(buffers, Slot::exp_avg);
   float* v = buffer_of(buffers, Slot::exp_avg_sq);
   float* h = buffer_of(buffers, Slot::max_exp_avg_sq);
   if (table.signature.has(Slot::packed_mvh)) {
     unpack_mvh_block(element<std::uint32_t>(table, Slot::packed_mvh, tensor, at), m, v, h, numel);
-    values[static_cast<int>(Slot::max_exp_avg_sq)] = h;
+    values[Slot::max_exp_avg_sq] = h;
   } else {
     unpack_mv_block(element<std::uint32_t>(table, Slot::packed_mv, tensor, at), m, v, numel);
   }
-  values[static_cast<int>(Slot::exp_avg)] = m;
-  values[static_cast<int>(Slot::exp_avg_sq)] = v;
+  values[Slot::exp_avg] = m;
+  values[Slot::exp_avg_sq] = v;
 }
 
 void pack_moments(const LaunchTable& table, std::int64_t tensor, std::int64_t at, int numel,
