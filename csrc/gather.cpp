@@ -22,6 +22,7 @@ bool is_true(const py::object& method, PyObject* tensor) {
 // caches since the last step; waiting for memory is most of the time spent here. Prefetching never
 // faults, so it does not matter whether a place is still what it was.
 constexpr std::size_t kPrefetchAhead = 8;
+constexpr std::size_t kStatesPrefetchAhead = 32;  // tensors and dicts
 
 void prefetch(const void* place) {
   if (place == nullptr) return;
@@ -30,6 +31,28 @@ void prefetch(const void* place) {
   __builtin_prefetch(line);
   __builtin_prefetch(line + 64);
 }
+
+// The states of an optimizer, asked for by parameter. They usually lie in the order of the
+// parameters, and to look one up by its hash calls Python's Tensor.__hash__: so the next one is
+// tried first.
+class StatesInTurn {
+ public:
+  explicit StatesInTurn(const py::object& states) : states_(states) {}
+
+  // None where there is none.
+  py::object of(py::handle param) {
+    PyObject* key = nullptr;
+    PyObject* state = nullptr;
+    while (PyDict_Check(states_.ptr()) && PyDict_Next(states_.ptr(), &next_, &key, &state) != 0) {
+      if (key == param.ptr()) return py::reinterpret_borrow<py::object>(state);
+    }
+    return checked(PyObject_CallMethod(states_.ptr(), "get", "O", param.ptr()));
+  }
+
+ private:
+  const py::object& states_;
+  Py_ssize_t next_ = 0;
+};
 
 std::int64_t as_word(const void* pointer) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer));
@@ -56,6 +79,10 @@ bool may_be_negated(const DLTensor& tensor) {
 }
 
 }  // namespace
+
+void Gatherer::prefetch(const Seen& seen) {
+  for (const void* place : seen.places) padam::prefetch(place);
+}
 
 void Reading::end_piece(bool readable) {
   if (!readable) {
@@ -158,9 +185,7 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
     const auto [group_index, members] = py::cast<std::pair<std::int64_t, py::list>>(part);
     for (const py::handle param : members) {
       if (count + kPrefetchAhead < seen.size()) {
-        for (const Seen& ahead : seen[count + kPrefetchAhead]) {
-          for (const void* place : ahead.places) prefetch(place);
-        }
+        for (const Seen& ahead : seen[count + kPrefetchAhead]) prefetch(ahead);
       }
       const py::object grad = checked(PyObject_GetAttr(param.ptr(), grad_.ptr()));
       if (grad.is_none()) continue;
@@ -193,11 +218,25 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
 }
 
 Reading Gatherer::read_states(const py::object& states, const py::list& params,
-                              const py::tuple& keys, const py::object& dtensor) const {
+                              const py::tuple& keys, const py::object& dtensor) {
   Reading reading;
+  std::vector<Seen> seen = std::exchange(states_seen_, {});
+  reading.expect(num_state_words_, params.size());
+  StatesInTurn states_in_turn(states);
+  std::size_t count = 0;
+  const auto next_seen = [&]() -> Seen& {
+    if (count + kStatesPrefetchAhead < seen.size()) prefetch(seen[count + kStatesPrefetchAhead]);
+    if (count == seen.size()) seen.emplace_back();
+    return seen[count++];
+  };
   for (const py::handle param : params) {
-    const py::object state = checked(PyObject_CallMethod(states.ptr(), "get", "O", param.ptr()));
+    const py::object state = states_in_turn.of(param);
     bool readable = PyDict_Check(state.ptr());
+    if (readable) {
+      Seen& dict_seen = next_seen();
+      dict_seen.places[0] = state.ptr();
+      dict_seen.places[1] = reinterpret_cast<PyDictObject*>(state.ptr())->ma_keys;
+    }
     for (const py::handle key : keys) {
       if (!readable) break;
       PyObject* value = PyDict_GetItemWithError(state.ptr(), key.ptr());
@@ -213,14 +252,16 @@ Reading Gatherer::read_states(const py::object& states, const py::list& params,
         continue;
       }
       try {
-        Seen seen;
-        reading.add(read(value, dtensor, reading, seen));
+        reading.add(read(value, dtensor, reading, next_seen()));
       } catch (const py::error_already_set&) {
         readable = false;  // no tensor, or one without an address
       }
     }
     reading.end_piece(readable);
   }
+  seen.resize(count);
+  states_seen_ = std::move(seen);
+  num_state_words_ = reading.num_words();
   return reading;
 }
 

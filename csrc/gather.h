@@ -60,7 +60,7 @@ class Gatherer {
   // A Reading of the states of parameters: of the tensors and ints under these keys, as far as
   // present.
   Reading read_states(const py::object& states, const py::list& params, const py::tuple& keys,
-                      const py::object& dtensor) const;
+                      const py::object& dtensor);
 
  private:
   bool is_dtensor(PyObject* tensor, const py::object& dtensor) const;
@@ -75,6 +75,7 @@ class Gatherer {
     py::object spec;
     std::int64_t spec_hash = 0;
   };
+  static void prefetch(const Seen& seen);
   // Reads all but the address, which it returns.
   std::int64_t read(PyObject* tensor, const py::object& dtensor, Reading& reading,
                     Seen& seen) const;
@@ -90,6 +91,8 @@ class Gatherer {
   py::str spec_;
   std::vector<std::array<Seen, 2>> seen_;  // by parameter: it and its gradient
   std::size_t num_words_ = 0;              // of the last pass
+  std::vector<Seen> states_seen_;          // dicts and tensors
+  std::size_t num_state_words_ = 0;
 };
 
 }  // namespace padam

@@ -374,6 +374,20 @@ def test_a_reading_of_states_sees_what_is_at_the_same_address(change):
     assert then.pieces() != now.pieces()
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3], [2], [0, 3, 1], []])
+@pytest.mark.parametrize("asked", [[0, 1, 2, 3], [2, 0], [3], [1, 2], [3, 1, 0]])
+def test_states_are_found_whatever_their_order(order, asked):
+    params = [torch.nn.Parameter(torch.ones(1)) for _ in range(4)]
+    moments = [torch.ones(1) for _ in range(4)]
+    gatherer = best_gatherer()
+    states = {params[i]: {"exp_avg": moments[i]} for i in order}
+    pieces = gatherer.read_states(states, [params[i] for i in asked]).pieces()
+    for index, piece in zip(asked, pieces, strict=True):
+        alone = {params[index]: {"exp_avg": moments[index]}} if index in order else {}
+        assert gatherer.read_states(alone, [params[index]]).pieces() == [piece]
+        assert (piece is None) == (index not in order)
+
+
 def test_a_tensor_that_cannot_be_read_is_collected_all_the_same():
     param = torch.nn.Parameter(torch.ones(2, 2))
     param.grad = torch.ones(2, 2).to_sparse()
