@@ -21,6 +21,18 @@ def nvidia_tool(name: str, *arguments: str | Path) -> str:
 def loops(assembly: str) -> list[list[str]]:
     """Lines of each loop, in the order of their beginnings, in PTX or machine code."""
     lines = assembly.splitlines()
+    return [lines[slice(*span)] for span in _spans_of_loops(lines)]
+
+
+def outside_of_loops(assembly: str) -> list[str]:
+    """Lines of no loop."""
+    lines = assembly.splitlines()
+    for begin, end in reversed(_spans_of_loops(lines)):
+        del lines[begin:end]
+    return lines
+
+
+def _spans_of_loops(lines: list[str]) -> list[tuple[int, int]]:
     label_at: dict[str, int] = {}
     found = []
     for at, line in enumerate(lines):
@@ -28,7 +40,7 @@ def loops(assembly: str) -> list[list[str]]:
             label_at[label[1]] = at
         elif (jump := re.search(r"bra.*([.$]L\w+)", line, re.IGNORECASE)) and jump[1] in label_at:
             found.append((label_at[jump[1]], at + 1))
-    return [lines[slice(*span)] for span in sorted(found)]
+    return sorted(found)
 
 
 def instructions(loop: list[str]) -> int:

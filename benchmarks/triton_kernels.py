@@ -155,11 +155,14 @@ def instructions_per_element(compiled: Compiled, compute_dtype: torch.dtype) -> 
     """Instructions on the path of whole blocks; None if they cannot be counted."""
     if not compiled.machine_code:
         return None
-    loop = loops(compiled.machine_code)[0]
+    loop = [one for one in loops(compiled.machine_code) if _count("LDG", one) > 0][-1]
     # The assembler may have unrolled it.
-    loads_at_a_time = "\n".join(loops(compiled.assembly)[0]).count("ld.global")
-    times = "\n".join(loop).count("LDG") / loads_at_a_time
+    times = _count("LDG", loop) / _count("ld.global", loops(compiled.assembly)[-1])
     return instructions(loop) / (times * (16 // compute_dtype.itemsize))
+
+
+def _count(part: str, lines: list[str]) -> int:
+    return "\n".join(lines).count(part)
 
 
 def _field(assembly: str, name: str) -> int:

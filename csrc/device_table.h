@@ -170,21 +170,26 @@ PADAM_INLINE void step_elements(const Operands& tensor, std::int64_t at, const C
   (store_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored, maximum_changed), ...);
 }
 
-// Steps a thread's share of elements [begin, end), which begin at a block: whole blocks of aligned
-// tensors in packs; what is left element by element, neighbours by neighbouring threads.
+// The end of what a thread block can read and write in packs of elements [begin, end), which begin
+// at a block. What is left goes element by element, neighbours by neighbouring threads.
+template <typename T>
+PADAM_INLINE std::int64_t end_of_packs(std::int64_t begin, std::int64_t end, bool aligned) {
+  return aligned ? begin + (end - begin) / kWidth<T> * kWidth<T> : begin;
+}
+
+// Steps a thread's share of elements [begin, end), which begin at a block.
 template <Root root, typename Types, typename T>
 PADAM_INLINE void step_share(const Operands& tensor, std::int64_t begin, std::int64_t end,
                              int thread, bool aligned, const Constants<T>& c, T grad_factor,
                              std::uint32_t key) {
   const Decay decay = decay_of(c);
-  const std::int64_t in_blocks = (end - begin) / kBlock<T> * kBlock<T>;
-  const std::int64_t whole = aligned ? begin + in_blocks : begin;
-  for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
+  const std::int64_t in_packs = end_of_packs<T>(begin, end, aligned);
+  for (std::int64_t at = begin + thread * kWidth<T>; at < in_packs; at += kBlock<T>) {
     step_elements<root, kWidth<T>, Types>(tensor, at, c, grad_factor, decay, key, EachSlot());
   }
   // Unrolled it would take more registers, and gain nothing: loads wait for the stores before them.
 #pragma unroll 1
-  for (std::int64_t at = whole + thread; at < end; at += kThreads) {
+  for (std::int64_t at = in_packs + thread; at < end; at += kThreads) {
     step_elements<root, 1, Types>(tensor, at, c, grad_factor, decay, key, EachSlot());
   }
 }
@@ -217,16 +222,28 @@ PADAM_INLINE Operands operands_of(const DeviceTable& table, std::int64_t tensor,
                 : 0)...}};
 }
 
+// Whether a thread's elements in a pack are one access to memory, where the slot is there.
+template <typename T, typename Stored>
+PADAM_INLINE bool is_aligned(std::int64_t address) {
+  return address % (kWidth<T> * static_cast<int>(sizeof(Stored))) == 0;
+}
+
+template <typename Types, int... slots>
+PADAM_INLINE bool are_aligned(const Operands& tensor, std::integer_sequence<int, slots...>) {
+  using T = typename Types::T;
+  return ((!Types::template has<static_cast<Slot>(slots)> ||
+           is_aligned<T, typename Types::template Stored<static_cast<Slot>(slots)>>(
+               tensor.addresses[slots])) &
+          ...);
+}
+
 // What one thread of one block does.
 template <typename Types>
 PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
   using T = typename Types::T;
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const Operands operands = operands_of<Types>(table, tensor, EachSlot());
-  std::int64_t every_address = 0;
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) every_address |= operands.addresses[slot];
-  const bool aligned = every_address % 16 == 0;
+  const bool aligned = are_aligned<Types>(operands, EachSlot());
 
   if (static_cast<T>(table.control->skip) != T(0)) return;
   const T grad_factor = static_cast<T>(table.control->grad_factor);
@@ -255,16 +272,21 @@ PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int 
   }
 }
 
+// The chunk whose squares a block sums. The last one comes first: the step begins with those whose
+// gradients are still in the L2 cache.
+PADAM_INLINE std::int64_t chunk_to_sum(const DeviceTable& table, std::int64_t block) {
+  return table.num_chunks - 1 - block;
+}
+
 // A thread's share of the squares of one chunk's gradient, summed.
 template <typename Grad, typename T>
 PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chunk, int thread) {
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const std::int64_t address = address_of(table, Slot::grad, tensor);
   const auto* grad = pointer<const Grad>(address);
-  const std::int64_t in_blocks = (end - begin) / kBlock<T> * kBlock<T>;
-  const std::int64_t whole = address % 16 == 0 ? begin + in_blocks : begin;
+  const std::int64_t in_packs = end_of_packs<T>(begin, end, is_aligned<T, Grad>(address));
   T sums[kWidth<T>] = {};
-  for (std::int64_t at = begin + thread * kWidth<T>; at < whole; at += kBlock<T>) {
+  for (std::int64_t at = begin + thread * kWidth<T>; at < in_packs; at += kBlock<T>) {
     const Pack<Grad, kWidth<T>> pack = load_pack<kWidth<T>>(grad + at);
 #pragma unroll
     for (int i = 0; i < kWidth<T>; ++i) {
@@ -272,7 +294,7 @@ PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chun
       sums[i] = multiply_add(g, g, sums[i]);
     }
   }
-  for (std::int64_t at = whole + thread; at < end; at += kThreads) {
+  for (std::int64_t at = in_packs + thread; at < end; at += kThreads) {
     const T g = load(load_pack<1>(grad + at).items[0]);
     sums[0] = multiply_add(g, g, sums[0]);
   }

@@ -32,7 +32,8 @@ void step_on_host(const DeviceTable& table) {
 void sum_of_squares_on_host(const DeviceTable& table) {
   with_types(table.signature, [&](auto types) {
     using Types = decltype(types);
-    for (std::int64_t chunk = 0; chunk < table.num_chunks; ++chunk) {
+    for (std::int64_t block = 0; block < table.num_chunks; ++block) {
+      const std::int64_t chunk = chunk_to_sum(table, block);
       table.partial_sums[chunk] = sum_of_block<typename Types::T>([&](int thread) {
         return sum_of_squares_thread<typename Types::template Stored<Slot::grad>,
                                      typename Types::T>(table, chunk, thread);

@@ -35,8 +35,9 @@ template <typename Grad, typename T>
 __global__ __launch_bounds__(kThreads) void multi_tensor_sum_of_squares(const DeviceTable table) {
   __shared__ T shares[kThreads];
   const int thread = static_cast<int>(threadIdx.x);
-  sum_block(shares, sum_of_squares_thread<Grad, T>(table, blockIdx.x, thread), thread);
-  if (thread == 0) table.partial_sums[blockIdx.x] = shares[0];
+  const std::int64_t chunk = chunk_to_sum(table, blockIdx.x);
+  sum_block(shares, sum_of_squares_thread<Grad, T>(table, chunk, thread), thread);
+  if (thread == 0) table.partial_sums[chunk] = shares[0];
 }
 
 __global__ __launch_bounds__(kThreads) void prepare_step(const DeviceTable table,

@@ -50,19 +50,43 @@ def _warps(device: torch.device) -> int:
 
 
 @triton.jit
-def locate_chunk(numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK: tl.constexpr):
-    """The tensor of this program's chunk, and the elements [begin, end) of it: int64."""
-    chunk = tl.program_id(0).to(tl.int64)
+def locate_chunk(
+    chunk, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK: tl.constexpr
+):
+    """A chunk's tensor, its first element there (both int64), and its number of elements (int32).
+
+    Of a chunk all else is int32: with int64, loops need more registers.
+    """
     tensor = tl.load(chunk_tensors + chunk)
     begin = tl.load(chunk_first_blocks + chunk) * BLOCK
-    end = tl.minimum(begin + blocks_per_chunk * BLOCK, tl.load(numels + tensor))
-    return tensor, begin, end
+    count = tl.minimum(blocks_per_chunk * BLOCK, tl.load(numels + tensor) - begin)
+    return tensor, begin, count.to(tl.int32)
 
 
 @triton.jit
-def whole_blocks_end(addresses, begin, end, BLOCK: tl.constexpr):
-    """The end of the blocks that can be read and written 16 bytes at a time, without a mask.
+def widened(address, STORED: tl.constexpr, COMPUTE: tl.constexpr):
+    """A number that is a multiple of 16 where the elements that a thread takes are one access.
 
-    Those need addresses that are multiples of 16. `addresses` is one, or several or'ed together.
+    They take 16 bytes in the dtype of the arithmetic, and half of that in a half type.
     """
-    return tl.where(addresses % 16 == 0, begin + (end - begin) // BLOCK * BLOCK, begin)
+    return address * (COMPUTE.primitive_bitwidth // STORED.primitive_bitwidth)
+
+
+@triton.jit
+def pack_begin(pointer, start, COMPUTE: tl.constexpr):
+    """A pointer to elements of which the compiler is told what `widened` has found."""
+    BITS: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth
+    return tl.multiple_of(pointer + start, 16 * BITS // COMPUTE.primitive_bitwidth)
+
+
+@triton.jit
+def pack_ends(addresses, count, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """How many elements can be taken in the widest accesses: in whole blocks, and in all.
+
+    `addresses` is one that has passed `widened`, or several or'ed together. A thread takes WIDTH
+    elements at a time.
+    """
+    aligned = addresses % 16 == 0
+    whole = tl.where(aligned, count & -BLOCK, 0)
+    in_packs = tl.where(aligned, count & -WIDTH, 0)
+    return whole, in_packs

@@ -14,8 +14,10 @@ from padam_ext.kernels.chunks import (
     chunk_constants,
     compiler_options,
     locate_chunk,
+    pack_begin,
+    pack_ends,
     triton_dtype,
-    whole_blocks_end,
+    widened,
 )
 from padam_ext.kernels.codecs import load, store
 
@@ -75,22 +77,29 @@ def multi_tensor_sum_of_squares(
         BLOCK: elements in a block, a power of two.
         NUM_THREADS: threads of the program.
     """
-    tensor, begin, end = locate_chunk(
-        numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
+    # The last chunk first: the step begins with those whose gradients are still in the L2 cache.
+    chunk = tl.num_programs(0).to(tl.int64) - 1 - tl.program_id(0)
+    tensor, begin, count = locate_chunk(
+        chunk, numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
     )
     address = tl.load(addresses + num_tensors + tensor)
-    grad = address.to(tl.pointer_type(GRAD))
-    whole = whole_blocks_end(address, begin, end, BLOCK)
-    offsets = tl.arange(0, BLOCK)
-    sums = tl.zeros([BLOCK], COMPUTE)
-    for start in range(begin, whole, BLOCK):
-        g = load(tl.multiple_of(grad + start, 16) + offsets, COMPUTE, None, None)
-        sums = tl.fma(g, g, sums)
+    grad = address.to(tl.pointer_type(GRAD)) + begin
+    WIDTH: tl.constexpr = 128 // COMPUTE.primitive_bitwidth
+    whole, in_packs = pack_ends(widened(address, GRAD, COMPUTE), count, BLOCK, WIDTH)
+    # The last elements come first, as in multi_tensor_padam.
     rest_offsets = tl.arange(0, NUM_THREADS)
     rest = tl.zeros([NUM_THREADS], COMPUTE)
-    for start in range(whole, end, NUM_THREADS):
-        inside = rest_offsets < end - start
+    for start in range(in_packs, count, NUM_THREADS):
+        inside = rest_offsets < count - start
         g = load(grad + start + rest_offsets, COMPUTE, inside, 0.0)
         rest = tl.fma(g, g, rest)
-    chunk = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], COMPUTE)
+    if whole < in_packs:
+        inside = tl.max_constancy(offsets < in_packs - whole, WIDTH)
+        g = load(pack_begin(grad, whole, COMPUTE) + offsets, COMPUTE, inside, 0.0)
+        sums = g * g
+    for start in range(0, whole, BLOCK):
+        g = load(pack_begin(grad, start, COMPUTE) + offsets, COMPUTE, None, None)
+        sums = tl.fma(g, g, sums)
     store(partial_sums + chunk, tl.sum(sums, 0) + tl.sum(rest, 0), None)

@@ -9,8 +9,10 @@ from padam_ext.kernels.chunks import (
     chunk_constants,
     compiler_options,
     locate_chunk,
+    pack_begin,
+    pack_ends,
     triton_dtype,
-    whole_blocks_end,
+    widened,
 )
 from padam_ext.kernels.codecs import (
     load,
@@ -142,11 +144,16 @@ def multi_tensor_padam(
         BLOCK: elements in a block, a power of two.
         NUM_THREADS: threads of the program.
     """
-    tensor, begin, end = locate_chunk(
-        numels, chunk_tensors, chunk_first_blocks, blocks_per_chunk, BLOCK
+    tensor, begin, count = locate_chunk(
+        tl.program_id(0).to(tl.int64),
+        numels,
+        chunk_tensors,
+        chunk_first_blocks,
+        blocks_per_chunk,
+        BLOCK,
     )
     grad_factor = tl.load(control).to(COMPUTE)
-    end = tl.where(tl.load(control + 1) != 0, begin, end)  # a skipped step does nothing
+    count = tl.where(tl.load(control + 1) != 0, 0, count)  # a skipped step does nothing
     row = constants + tl.load(rows + tensor) * NUM_CONSTANTS
     c = (
         tl.load(row).to(COMPUTE),
@@ -166,32 +173,33 @@ def multi_tensor_padam(
 
     x_address = tl.load(addresses + tensor)
     g_address = tl.load(addresses + num_tensors + tensor)
-    every_address = x_address | g_address
-    x = x_address.to(tl.pointer_type(PARAM))
-    g = g_address.to(tl.pointer_type(GRAD))
+    every_address = widened(x_address, PARAM, COMPUTE) | widened(g_address, GRAD, COMPUTE)
+    x = x_address.to(tl.pointer_type(PARAM)) + begin
+    g = g_address.to(tl.pointer_type(GRAD)) + begin
     m, v, h, word, low = None, None, None, None, None
     if EXP_AVG is not None:
         m_address = tl.load(addresses + 2 * num_tensors + tensor)
         v_address = tl.load(addresses + 3 * num_tensors + tensor)
-        every_address |= m_address | v_address
-        m = m_address.to(tl.pointer_type(EXP_AVG))
-        v = v_address.to(tl.pointer_type(EXP_AVG_SQ))
+        every_address |= widened(m_address, EXP_AVG, COMPUTE)
+        every_address |= widened(v_address, EXP_AVG_SQ, COMPUTE)
+        m = m_address.to(tl.pointer_type(EXP_AVG)) + begin
+        v = v_address.to(tl.pointer_type(EXP_AVG_SQ)) + begin
     if MAX_EXP_AVG_SQ is not None:
         h_address = tl.load(addresses + 4 * num_tensors + tensor)
-        every_address |= h_address
-        h = h_address.to(tl.pointer_type(MAX_EXP_AVG_SQ))
+        every_address |= widened(h_address, MAX_EXP_AVG_SQ, COMPUTE)
+        h = h_address.to(tl.pointer_type(MAX_EXP_AVG_SQ)) + begin
     if PACKED_MVH is not None:
         word_address = tl.load(addresses + 5 * num_tensors + tensor)
-        every_address |= word_address
-        word = word_address.to(tl.pointer_type(PACKED_MVH))
+        every_address |= widened(word_address, PACKED_MVH, COMPUTE)
+        word = word_address.to(tl.pointer_type(PACKED_MVH)) + begin
     if PACKED_MV is not None:
         word_address = tl.load(addresses + 6 * num_tensors + tensor)
-        every_address |= word_address
-        word = word_address.to(tl.pointer_type(PACKED_MV))
+        every_address |= widened(word_address, PACKED_MV, COMPUTE)
+        word = word_address.to(tl.pointer_type(PACKED_MV)) + begin
     if PARAM_LOW is not None:
         low_address = tl.load(addresses + 7 * num_tensors + tensor)
-        every_address |= low_address
-        low = low_address.to(tl.pointer_type(PARAM_LOW))
+        every_address |= widened(low_address, PARAM_LOW, COMPUTE)
+        low = low_address.to(tl.pointer_type(PARAM_LOW)) + begin
     key = None
     if STOCHASTIC or word is not None:
         key = step_key(
@@ -201,18 +209,24 @@ def multi_tensor_padam(
         )
     AMSGRAD: tl.constexpr = (MAX_EXP_AVG_SQ is not None) or (PACKED_MVH is not None)
 
-    # Whole blocks of aligned tensors first, then what is left.
-    whole = whole_blocks_end(every_address, begin, end, BLOCK)
-    for start in range(begin, whole, BLOCK):
+    WIDTH: tl.constexpr = 128 // COMPUTE.primitive_bitwidth  # a thread takes so many at a time
+    whole, in_packs = pack_ends(every_address, count, BLOCK, WIDTH)
+    # The last elements come first: what only they need takes no registers in the loop over blocks.
+    # One for each thread, so that neighbours still share a memory transaction.
+    for start in range(in_packs, count, NUM_THREADS):
         step_block(
-            x, g, m, v, h, word, low, start, end, grad_factor, c, key,
-            STOCHASTIC, AMSGRAD, ROOT, COMPUTE, BLOCK, True,
+            x, g, m, v, h, word, low, begin, start, count, grad_factor, c, key,
+            STOCHASTIC, AMSGRAD, ROOT, COMPUTE, NUM_THREADS, 1, False,
         )  # fmt: skip
-    # One element for each thread, so that neighbours still share a memory transaction.
-    for start in range(whole, end, NUM_THREADS):
+    if whole < in_packs:
         step_block(
-            x, g, m, v, h, word, low, start, end, grad_factor, c, key,
-            STOCHASTIC, AMSGRAD, ROOT, COMPUTE, NUM_THREADS, False,
+            x, g, m, v, h, word, low, begin, whole, in_packs, grad_factor, c, key,
+            STOCHASTIC, AMSGRAD, ROOT, COMPUTE, BLOCK, WIDTH, False,
+        )  # fmt: skip
+    for start in range(0, whole, BLOCK):
+        step_block(
+            x, g, m, v, h, word, low, begin, start, in_packs, grad_factor, c, key,
+            STOCHASTIC, AMSGRAD, ROOT, COMPUTE, BLOCK, WIDTH, True,
         )  # fmt: skip
 
 
@@ -225,6 +239,7 @@ def step_block(
     h,
     word,
     low,
+    begin,
     start,
     end,
     grad_factor,
@@ -235,40 +250,42 @@ def step_block(
     ROOT: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Steps elements [start, min(start + BLOCK, end)) of one tensor; what it lacks is None.
+    """Steps elements [start, min(start + BLOCK, end)) of a chunk that begins at `begin`.
 
-    WHOLE promises that there are BLOCK of them and that they begin at addresses that are multiples
-    of 16.
+    Pointers are to the chunk's first element; what it lacks is None. A WIDTH of more than 1
+    promises that a thread's elements, so many, are one access of each slot, and that there are a
+    multiple of it. WHOLE promises that there are BLOCK of them.
     """
     offsets = tl.arange(0, BLOCK)
     if WHOLE:
         inside = None
     else:
-        inside = offsets < end - start
-    x_at = block_at(x, start, offsets, WHOLE)
-    g_at = block_at(g, start, offsets, WHOLE)
+        inside = tl.max_constancy(offsets < end - start, WIDTH)
+    x_at = block_at(x, start, offsets, WIDTH, COMPUTE)
+    g_at = block_at(g, start, offsets, WIDTH, COMPUTE)
     if low is None:
         old_x = load(x_at, COMPUTE, inside, None)
     else:
-        low_at = block_at(low, start, offsets, WHOLE)
+        low_at = block_at(low, start, offsets, WIDTH, COMPUTE)
         old_x = load_split(x_at, low_at, inside)
     grad = load(g_at, COMPUTE, inside, None)
     old_h = None
     if word is not None:
-        word_at = block_at(word, start, offsets, WHOLE)
+        word_at = block_at(word, start, offsets, WIDTH, COMPUTE)
         if AMSGRAD:
             old_m, old_v, old_h = unpack_mvh(load_word(word_at, inside))
         else:
             old_m, old_v = unpack_mv(load_word(word_at, inside))
     else:
-        m_at = block_at(m, start, offsets, WHOLE)
-        v_at = block_at(v, start, offsets, WHOLE)
+        m_at = block_at(m, start, offsets, WIDTH, COMPUTE)
+        v_at = block_at(v, start, offsets, WIDTH, COMPUTE)
         old_m = load(m_at, COMPUTE, inside, None)
         old_v = load(v_at, COMPUTE, inside, None)
         if AMSGRAD:
-            h_at = block_at(h, start, offsets, WHOLE)
+            h_at = block_at(h, start, offsets, WIDTH, COMPUTE)
             old_h = load(h_at, COMPUTE, inside, None)
 
     CODED: tl.constexpr = word is not None
@@ -276,7 +293,7 @@ def step_block(
         old_x, grad, old_m, old_v, old_h, grad_factor, constants, ROOT, CODED
     )
     if key is not None:
-        random = random_word(start + offsets, key)
+        random = random_word(begin + (start + offsets), key)
     if low is not None:
         store_split(x_at, low_at, new_x, inside)
     elif STOCHASTIC:
@@ -293,14 +310,14 @@ def step_block(
         store(m_at, new_m, inside)
         store(v_at, new_v, inside)
         if AMSGRAD:
-            WIDTH: tl.constexpr = 128 // COMPUTE.primitive_bitwidth  # a thread takes so many
-            store_changed(h_at, old_h, new_h, inside, WIDTH if WHOLE else 1)
+            store_changed(h_at, old_h, new_h, inside, WIDTH)
 
 
 @triton.jit
-def block_at(pointer, start, offsets, WHOLE: tl.constexpr):
-    """Pointers to the elements of a block, which WHOLE promises to begin at a multiple of 16."""
-    first = pointer + start
-    if WHOLE:
-        first = tl.multiple_of(first, 16)
+def block_at(pointer, start, offsets, WIDTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """Pointers to the elements of a block; see step_block for what WIDTH promises."""
+    if WIDTH > 1:
+        first = pack_begin(pointer, start, COMPUTE)
+    else:
+        first = pointer + start
     return first + offsets

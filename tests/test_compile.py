@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from benchmarks import triton_kernels
-from benchmarks.machine_code import loops
+from benchmarks.machine_code import loops, outside_of_loops
 from padam_ext.constants import ROOTS
 from padam_ext.kernels import prepare_step
 from padam_ext.slots import SLOTS
 
 pytestmark = pytest.mark.compile
-# A thread's, of the step, by dtype of the arithmetic: three programs fit on a processor, or two.
-MOST_REGISTERS = {torch.float32: 80, torch.float64: 128}
-MOST_REGISTERS_WHERE_PACKED = 88  # by the slowest root on gfx942; NVIDIA's take 66 at most
+# A thread's, of the step, by dtype of the arithmetic: with 64 four programs fit on an NVIDIA
+# processor, with 80 three.
+MOST_REGISTERS = {torch.float32: 64, torch.float64: 80}
+MOST_REGISTERS_ON_AMD = 80
 # Of an element's step, by the slowest root.
 MOST_INSTRUCTIONS, MOST_WHERE_PACKED = 100, 130
 # It takes 42 at most. An NVIDIA GPU hands them out in eights, and 48 let five programs in at once.
@@ -57,7 +58,8 @@ def check_step(signature, root, target):
     compiled = triton_kernels.compile_step(signature, root, triton_kernels.TARGETS[target])
     compute = signature.compute_dtype
     is_packed = not signature.has("exp_avg")
-    check_resources(compiled, MOST_REGISTERS_WHERE_PACKED if is_packed else MOST_REGISTERS[compute])
+    on_nvidia = bool(compiled.machine_code)
+    check_resources(compiled, MOST_REGISTERS[compute] if on_nvidia else MOST_REGISTERS_ON_AMD)
     count = triton_kernels.instructions_per_element(compiled, compute)
     if count is not None and compute == torch.float32:
         assert count < (MOST_WHERE_PACKED if is_packed else MOST_INSTRUCTIONS)
@@ -65,7 +67,7 @@ def check_step(signature, root, target):
     # On the path of whole blocks a thread moves as many elements at a time as 16 bytes hold in the
     # dtype of the arithmetic; of a half type those are 8 bytes. Nothing is there for a slot that
     # there is not.
-    loop = loops(compiled.assembly)[0]
+    loop = loops(compiled.assembly)[-1]
     check_arithmetic(loop, compute)
     sizes = [16 // compute.itemsize * dtype.itemsize for dtype in signature.dtypes if dtype]
     assert accesses(loop, "load|ld") == sorted(sizes)
@@ -76,9 +78,15 @@ def check_step(signature, root, target):
         maximum = signature.dtypes[SLOTS.index("max_exp_avg_sq")]
         expected = [16 // compute.itemsize * maximum.itemsize] if maximum else []
         assert accesses(conditional, "st") == expected
+    if compiled.machine_code and compute == torch.float32:  # powers of doubles jump back and forth
+        # A block that is not whole, once: the same accesses, each on a condition.
+        once = outside_of_loops(compiled.assembly)
+        conditional = [line for line in once if re.search(r"@!?%p\d+\s+(ld|st)\.global", line)]
+        assert accesses(conditional, "ld") == sorted(sizes)
+        assert accesses(conditional, "st") == sorted(sizes[:1] + sizes[2:])
     # What is left over goes element by element, to the same slots.
     sizes = [dtype.itemsize for dtype in signature.dtypes if dtype]
-    loop = loops(compiled.assembly)[-1]
+    loop = loops(compiled.assembly)[0]
     check_arithmetic(loop, compute)
     assert accesses(loop, "load|ld") == sorted(sizes)
     assert accesses(loop, "store|st") == sorted(sizes[:1] + sizes[2:])
@@ -95,10 +103,10 @@ def test_the_norm(signature, target):
     compiled = triton_kernels.compile_norm(signature, triton_kernels.TARGETS[target])
     compute, grad = signature.compute_dtype, signature.dtypes[1]
     check_resources(compiled, MOST_REGISTERS_OF_NORM)
-    # As many elements at a time as in the step.
-    loop = loops(compiled.assembly)[0]
+    # As many elements at a time as in the step; the loop may be unrolled.
+    loop = loops(compiled.assembly)[-1]
     check_arithmetic(loop, compute)
-    assert accesses(loop, "load|ld") == [16 // compute.itemsize * grad.itemsize]
+    assert set(accesses(loop, "load|ld")) == {16 // compute.itemsize * grad.itemsize}
     assert accesses(loop, "store|st") == []
     # One sum, as a double.
     assert accesses(compiled.assembly.splitlines(), "store|st") == [8]

@@ -60,23 +60,43 @@ def test_tensors_on_the_cpu_are_for_the_cpu_backend_unless_triton_is_asked_for(k
         assert len(launches) == expected
 
 
-@pytest.mark.parametrize("misaligned", [None, 0, 1, 2, 3, 4])
-def test_unmasked_blocks_are_for_whole_blocks_of_aligned_tensors(
-    misaligned, kernel, monkeypatch, backend
+IN_PACKS = [(1, False), (4, False), (4, True), (4, True)]  # of 1, 4, 1024 and 1024 elements
+
+
+# A place of 2 is one of 8 bytes, or of 4 in a half type.
+@pytest.mark.parametrize(
+    ("dtype", "moved", "place", "expected"),
+    [
+        (torch.float32, None, 0, IN_PACKS),
+        *(
+            (torch.float32, moved, place, [(1, False)] * 9)
+            for moved in range(5)
+            for place in (1, 2)
+        ),
+        (torch.bfloat16, 0, 4, IN_PACKS),
+        (torch.bfloat16, 1, 4, IN_PACKS),
+        *((torch.bfloat16, moved, 2, [(1, False)] * 9) for moved in range(5)),
+    ],
+)
+def test_packs_are_for_tensors_of_which_every_slot_is_aligned(
+    dtype, moved, place, expected, kernel, monkeypatch, backend
 ):
-    """Interpreted, every address works; on a GPU 16-byte accesses elsewhere are an error."""
+    """Interpreted, every address works; on a GPU wide accesses elsewhere are an error."""
     blocks = []
     original = kernel.step_block
 
     def recording(*arguments):
-        whole = arguments[-1]
-        blocks.append(getattr(whole, "value", whole))
+        width, whole = (getattr(value, "value", value) for value in arguments[-2:])
+        blocks.append((width, whole))
+        start, end = (int(arguments[index]) for index in (8, 9))
+        assert (end - start) % width == 0
         original(*arguments)
 
     monkeypatch.setattr(kernel, "step_block", recording)
     size = 2 * 1024 + 5
-    buffers = [torch.zeros(size + 16) for _ in range(5)]
-    views = [b[int(i == misaligned) :][:size] for i, b in enumerate(buffers)]
+    buffers = [torch.zeros(size + 16, dtype=dtype) for _ in range(2)]
+    buffers += [torch.zeros(size + 16) for _ in range(3)]
+    views = [b[place if i == moved else 0 :][:size] for i, b in enumerate(buffers)]
     views[0].copy_(torch.randn(size))
     param = torch.nn.Parameter(views[0])
     param.grad = views[1].copy_(torch.randn(size))
@@ -84,5 +104,4 @@ def test_unmasked_blocks_are_for_whole_blocks_of_aligned_tensors(
     keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     optimizer.state[param] = dict(zip(keys, views[2:], strict=True)) | {"step": torch.tensor(0.0)}
     step_and_check(optimizer)
-    # The tail takes one element for each of 256 threads.
-    assert blocks == ([True, True, False] if misaligned is None else [False] * 9)
+    assert blocks == expected
