@@ -60,7 +60,8 @@ def test_tensors_on_the_cpu_are_for_the_cpu_backend_unless_triton_is_asked_for(k
         assert len(launches) == expected
 
 
-IN_PACKS = [(1, False), (4, False), (4, True), (4, True)]  # of 1, 4, 1024 and 1024 elements
+# Three chunks: of 1024, of 1024, and of 5 elements, of which the last is stepped first.
+IN_PACKS = [(4, True), (4, True), (1, False), (4, False)]
 
 
 # A place of 2 is one of 8 bytes, or of 4 in a half type.
