@@ -171,7 +171,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("add_to_steps", &add_to_steps, py::arg("addresses"), py::arg("amount"));
   py::class_<padam::Reading>(module, "Reading")
       .def("same", &padam::Reading::same, py::arg("other"))
-      .def("pieces", &padam::Reading::pieces);
+      .def("pieces", &padam::Reading::pieces)
+      .def("plain", &padam::Reading::plain);
   py::class_<padam::Gatherer>(module, "Gatherer")
       .def(py::init<const py::object&, const py::object&, py::object>(), py::arg("tensor_class"),
            py::arg("parameter_class"), py::arg("unwrap"))

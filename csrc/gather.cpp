@@ -62,7 +62,19 @@ py::bytes as_bytes(const std::int64_t* words, std::size_t count) {
   return {reinterpret_cast<const char*>(words), count * sizeof(std::int64_t)};
 }
 
-constexpr std::uint8_t kComplex = 5;  // DLPack's kDLComplex
+// DLPack's codes.
+constexpr std::uint8_t kFloat = 2;
+constexpr std::uint8_t kBfloat = 4;
+constexpr std::uint8_t kComplex = 5;
+
+bool is_in_a_row(const DLTensor& tensor) {
+  std::int64_t expected = 1;
+  for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
+}
 
 // Whether a tensor is lazily negated or conjugated has to be asked each time, for the same object
 // at the same address may be so now although it was not before. Asking costs as much as all the
@@ -84,12 +96,13 @@ void Gatherer::prefetch(const Seen& seen) {
   for (const void* place : seen.places) padam::prefetch(place);
 }
 
-void Reading::end_piece(bool readable) {
+void Reading::end_piece(bool readable, bool plain) {
   if (!readable) {
     readable_ = false;
     unreadable_.push_back(ends_.size());
   }
   ends_.push_back(words_.size());
+  plain_.push_back(plain ? 1 : 0);
 }
 
 py::list Reading::pieces() const {
@@ -132,14 +145,17 @@ bool Gatherer::is_dtensor(PyObject* tensor, const py::object& dtensor) const {
          PyObject_TypeCheck(tensor, reinterpret_cast<PyTypeObject*>(dtensor.ptr())) != 0;
 }
 
-py::object Gatherer::unwrapped(py::object tensor) const {
-  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
-  if (type == tensor_class_.ptr() || type == parameter_class_.ptr()) return tensor;
-  return unwrap_(tensor);
+bool Gatherer::is_torchs_own(PyObject* tensor) const {
+  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  return type == tensor_class_.ptr() || type == parameter_class_.ptr();
 }
 
-std::int64_t Gatherer::read(PyObject* tensor, const py::object& dtensor, Reading& reading,
-                            Seen& seen) const {
+py::object Gatherer::unwrapped(py::object tensor) const {
+  return is_torchs_own(tensor.ptr()) ? tensor : unwrap_(tensor);
+}
+
+Gatherer::Place Gatherer::read(PyObject* tensor, const py::object& dtensor, Reading& reading,
+                               Seen& seen) const {
   seen.places[0] = tensor;
   py::object shard = py::reinterpret_borrow<py::object>(tensor);
   if (is_dtensor(tensor, dtensor)) {
@@ -166,7 +182,9 @@ std::int64_t Gatherer::read(PyObject* tensor, const py::object& dtensor, Reading
   reading.add(read.shape, read.ndim);
   reading.add(read.strides, read.ndim);
   seen.places[2] = read.shape;  // inside of the tensor's own memory
-  return as_word(read.data) + static_cast<std::int64_t>(read.byte_offset);
+  const bool is_float = read.dtype.code == kFloat || read.dtype.code == kBfloat;
+  return {as_word(read.data) + static_cast<std::int64_t>(read.byte_offset),
+          is_torchs_own(tensor) && is_float && !is_neg && is_in_a_row(read)};
 }
 
 py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor) {
@@ -194,20 +212,29 @@ py::tuple Gatherer::gather(const py::list& selection, const py::object& dtensor)
       group_indices.push_back(group_index);
       if (count == seen.size()) seen.emplace_back();
       auto& [param_seen, grad_seen] = seen[count++];
-      std::int64_t grad_address = 0;
+      Place param_place{};
+      Place grad_place{};
       bool readable = true;
+      bool plain = false;
       try {
         reading.add(as_word(param.ptr()));
         reading.add(group_index);
-        reading.add(read(param.ptr(), dtensor, reading, param_seen));
-        grad_address = read(grad.ptr(), dtensor, reading, grad_seen);
+        const std::size_t param_begin = reading.num_words();
+        param_place = read(param.ptr(), dtensor, reading, param_seen);
+        reading.add(param_place.address);
+        const std::size_t grad_begin = reading.num_words();
+        grad_place = read(grad.ptr(), dtensor, reading, grad_seen);
+        const std::size_t count = reading.num_words() - grad_begin;
         // Empty, or without memory that a kernel could reach.
-        reading.add(grad_address == 0);
+        reading.add(grad_place.address == 0);
+        plain = param_place.is_plain && grad_place.is_plain && param_place.address != 0 &&
+                grad_place.address != 0 && count == grad_begin - param_begin - 1 &&
+                reading.same_words(param_begin, grad_begin, count);
       } catch (const py::error_already_set&) {
         readable = false;  // a sparse gradient, say; the checks later say what is wrong
       }
-      reading.end_piece(readable);
-      grad_addresses.push_back(grad_address);
+      reading.end_piece(readable, plain);
+      grad_addresses.push_back(grad_place.address);
     }
   }
   seen.resize(count);
@@ -252,7 +279,7 @@ Reading Gatherer::read_states(const py::object& states, const py::list& params,
         continue;
       }
       try {
-        reading.add(read(value, dtensor, reading, next_seen()));
+        reading.add(read(value, dtensor, reading, next_seen()).address);
       } catch (const py::error_already_set&) {
         readable = false;  // no tensor, or one without an address
       }

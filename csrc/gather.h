@@ -4,7 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,18 +31,26 @@ class Reading {
     words_.insert(words_.end(), begin, begin + count);
   }
   // Ends the words of one parameter. One that cannot be read is never the same as another.
-  void end_piece(bool readable);
+  void end_piece(bool readable, bool plain = false);
 
   bool same(const Reading& other) const {
     return readable_ && other.readable_ && words_ == other.words_;
   }
   // The words of each parameter, as bytes; None for one that could not be read.
   py::list pieces() const;
+  // For each parameter a byte, 1 if it is plain, see gather.py.
+  py::bytes plain() const { return plain_; }
+
+  // Whether so many words at two places are the same.
+  bool same_words(std::size_t one, std::size_t other, std::size_t count) const {
+    return std::equal(words_.begin() + one, words_.begin() + one + count, words_.begin() + other);
+  }
 
  private:
   std::vector<std::int64_t> words_;
   std::vector<std::size_t> ends_;
   std::vector<std::size_t> unreadable_;  // indices of pieces, ascending
+  std::string plain_;                    // a byte for each piece
   bool readable_ = true;
 };
 
@@ -64,6 +74,8 @@ class Gatherer {
 
  private:
   bool is_dtensor(PyObject* tensor, const py::object& dtensor) const;
+  // Whether it is a torch.Tensor or a Parameter, not an instance of a subclass.
+  bool is_torchs_own(PyObject* tensor) const;
   // What has the memory of a tensor that is no DTensor.
   py::object unwrapped(py::object tensor) const;
 
@@ -76,9 +88,12 @@ class Gatherer {
     std::int64_t spec_hash = 0;
   };
   static void prefetch(const Seen& seen);
-  // Reads all but the address, which it returns.
-  std::int64_t read(PyObject* tensor, const py::object& dtensor, Reading& reading,
-                    Seen& seen) const;
+  struct Place {
+    std::int64_t address;
+    bool is_plain;  // real floating point numbers in a row, of torch's own classes
+  };
+  // Reads all but where it is, which it returns.
+  Place read(PyObject* tensor, const py::object& dtensor, Reading& reading, Seen& seen) const;
 
   const DLPackExchangeAPI* api_;
   py::object tensor_class_;

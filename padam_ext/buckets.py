@@ -88,23 +88,37 @@ class ParamRecord:
 
 
 def make_record(
-    param: Tensor, grad: Tensor, state: ParamState, group: Mapping[str, Any], *, owns_state: bool
+    param: Tensor,
+    grad: Tensor,
+    state: ParamState,
+    group: Mapping[str, Any],
+    *,
+    owns_state: bool,
+    plain: bool = False,
 ) -> ParamRecord:
-    """The record of a parameter that has been checked and whose state fits it."""
+    """The record of a parameter that has been checked and whose state fits it.
+
+    `plain`: whether nothing is unusual about it and its gradient, see gather.py's Reading, and its
+    state is new.
+    """
     storage = Storage.of(group)
     mine = signature(param.dtype, grad.dtype, storage)
-    shard = local(param).detach()
-    walked = like_plain(shard)
-    param_is_direct = walked is shard
-    tensors: list[Tensor | None] = [shard if param_is_direct else None, None]
-    staged = [] if param_is_direct else [PARAM]
+    shard = param if plain else local(param).detach()
+    walked = param if plain else like_plain(shard)
+    tensors: list[Tensor | None] = [shard if walked is shard else None, None]
+    staged = [] if walked is shard else [PARAM]
     for index, (slot, is_present) in enumerate(
         zip(STATE_SLOTS, storage.slots, strict=True), start=GRAD + 1
     ):
-        direct = is_present and is_direct(state[slot.name], walked)
+        direct = is_present and (plain or is_direct(state[slot.name], walked))
         tensors.append(local(state[slot.name]) if direct else None)
         if is_present and not direct:
             staged.append(index)
+    addresses = tuple([0 if tensor is None else address_of(tensor) for tensor in tensors])
+    needs_grad_copy = not plain and (
+        placement(grad) != placement(param)
+        or not _is_readable(local(grad), shard, mine.dtypes[GRAD])
+    )
     record = ParamRecord(
         reading=None,
         state_reading=None,
@@ -112,14 +126,13 @@ def make_record(
         owns_state=owns_state,
         kind=launch_kind(param.device, mine),
         numel=shard.numel() * (2 if shard.is_complex() else 1),
-        addresses=tuple(0 if tensor is None else address_of(tensor) for tensor in tensors),
+        addresses=addresses,
         staged=tuple(staged),
-        needs_grad_copy=placement(grad) != placement(param)
-        or not _is_readable(local(grad), shard, mine.dtypes[GRAD]),
+        needs_grad_copy=needs_grad_copy,
         grad_dtype=grad.dtype,
-        place=(param.device, address_of(shard)),
+        place=(param.device, addresses[PARAM] or address_of(shard)),
         memory=shard.untyped_storage() if "param_low" in state else None,
-        salt=state["salt"] if mine.draws else 0,
+        salt=state["salt"] if storage.draws and mine.draws else 0,
     )
     record.take_counter(state["step"])
     return record

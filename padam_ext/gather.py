@@ -38,6 +38,14 @@ class Reading(Protocol):
     def pieces(self) -> list[Any]:
         """The reading of each parameter, to be compared by ==; None where it has no address."""
 
+    def plain(self) -> bytes:
+        """For each parameter a byte: 1 only if nothing is unusual about it and its gradient.
+
+        Both are of torch's own classes, of the same floating point dtype, device and shape, have
+        memory, and their elements lie in a row there. So much then need not be checked, but for
+        lazy negation, which is not always asked for (see csrc/gather.cpp).
+        """
+
 
 class StepInputs(NamedTuple):
     """The parameters that have a gradient in this step, in order, as parallel lists.
@@ -72,6 +80,10 @@ class PythonReading:
     def pieces(self) -> list[Any]:
         """See Reading."""
         return self._pieces
+
+    def plain(self) -> bytes:
+        """See Reading. Here it is not looked for."""
+        return bytes(len(self._pieces))
 
 
 class PythonGatherer:

@@ -167,8 +167,9 @@ class Planner:
         states: Reading | None,
     ) -> tuple[list[ParamRecord], list[int]]:
         """The record of each parameter, and the positions of those that had to be made."""
-        pieces = _pieces(inputs.reading, len(inputs.params))
-        state_pieces = _pieces(states, len(inputs.params))
+        count = len(inputs.params)
+        pieces = _pieces(inputs.reading, count)
+        state_pieces = _pieces(states, count)
         found = [self._records.get(id(param)) for param in inputs.params]
         changed = []
         for position, (record, group) in enumerate(zip(found, groups, strict=True)):
@@ -178,19 +179,21 @@ class Planner:
                 and (states is None or record.state_reading == state_pieces[position] is not None)
             ):
                 changed.append(position)
+        plain = _plain(inputs, changed)
         for position in changed:
             param = inputs.params[position]
             name = Name(param_groups, param)
-            check_param(param, name)
+            if position not in plain:
+                check_param(param, name)
+                check_grad(param, inputs.grads[position], name)
             check_precision(param, param_groups[groups[position]], name)
-            check_grad(param, inputs.grads[position], name)
             check_state(inputs.state.get(param, {}), param, name)
         # Only a first salt depends on the place; to look for all places takes as long as a step.
-        is_new = any(
+        lacks_salt = any(
             storages[groups[i]].draws and "salt" not in inputs.state.get(inputs.params[i], {})
             for i in changed
         )
-        place_of = _places(param_groups) if is_new else {}
+        place_of = _places(param_groups) if lacks_salt else {}
         for position in changed:
             param, group_options = inputs.params[position], param_groups[groups[position]]
             warn_of_stalling(param, group_options)
@@ -203,13 +206,17 @@ class Planner:
                     and old.state_reading == state_pieces[position])
             )  # fmt: skip
             state = inputs.state[param]
+            is_plain = position in plain
+            is_new = not state
             fit_state(
                 state, param, group_options, place_of.get(id(param), position),
                 may_replace=owns_state, keep_counter=needs.compare_states,
+                plain=is_plain,
             )  # fmt: skip
             record = make_record(
-                param, inputs.grads[position], state, group_options, owns_state=owns_state
-            )
+                param, inputs.grads[position], state, group_options,
+                owns_state=owns_state, plain=is_plain and is_new,
+            )  # fmt: skip
             if old is not None:
                 follow_replacement(state, old.place, record.place)
             record.reading = pieces[position]
@@ -260,6 +267,17 @@ def _still_holds(
 def _places(param_groups: ParamGroups) -> dict[int, int]:
     """By id, where each parameter stands among all."""
     return {id(param): place for place, param in enumerate(params_of(param_groups))}
+
+
+def _plain(inputs: StepInputs, positions: Sequence[int]) -> set[int]:
+    """Those of some positions whose parameter and gradient are plain, see gather.py's Reading."""
+    if inputs.reading is None:
+        return set()
+    plain = inputs.reading.plain()
+    return {
+        i for i in positions
+        if plain[i] and not inputs.params[i].is_neg() and not inputs.grads[i].is_neg()
+    }  # fmt: skip
 
 
 def _pieces(reading: Reading | None, count: int) -> list[Any]:

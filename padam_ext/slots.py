@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +46,7 @@ class StateSlot(NamedTuple):
         """Its dtype beside a parameter of a dtype; complex for complex."""
         if self.stored_as is not None:
             return self.stored_as
-        compute = compute_dtype(param_dtype)
-        return compute.to_complex() if param_dtype.is_complex else compute
+        return state_dtype(param_dtype)
 
 
 STATE_SLOTS = (
@@ -73,6 +73,7 @@ _OPTIONS_READ = (
     *dict.fromkeys(option for slot in STATE_SLOTS for option in slot.when),
     "param_rounding",
 )
+_read_options = itemgetter(*_OPTIONS_READ)
 _PACKED = [i for i, slot in enumerate(STATE_SLOTS) if slot.name.startswith("packed")]
 
 
@@ -90,12 +91,17 @@ class Storage(NamedTuple):
     @staticmethod
     def of(group: Mapping[str, Any]) -> Storage:
         """That of a group."""
-        return _storage(*(group[option] for option in _OPTIONS_READ))
+        return _storage(*_read_options(group))
 
     @property
     def draws(self) -> bool:
         """Whether its parameters may need random numbers."""
-        return self.stochastic or any(self.slots[place] for place in _PACKED)
+        return _draws(self)
+
+
+@cache
+def _draws(storage: Storage) -> bool:
+    return storage.stochastic or any(storage.slots[place] for place in _PACKED)
 
 
 @cache
@@ -145,6 +151,13 @@ def dtype_code(dtype: torch.dtype | None) -> int:
 def compute_dtype(param_dtype: torch.dtype) -> torch.dtype:
     """The dtype of the arithmetic: float64 for float64 parameters, else float32."""
     return torch.float64 if param_dtype.to_real() == torch.float64 else torch.float32
+
+
+@cache
+def state_dtype(param_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of moments beside a parameter of a dtype; complex for complex."""
+    compute = compute_dtype(param_dtype)
+    return compute.to_complex() if param_dtype.is_complex else compute
 
 
 @cache

@@ -135,6 +135,7 @@ def fit_state(
     *,
     may_replace: bool,
     keep_counter: bool = False,
+    plain: bool = False,
 ) -> None:
     """Completes a state in place and gives each tensor the dtype and device it needs.
 
@@ -149,6 +150,7 @@ def fit_state(
         position: the parameter's among all of the optimizer.
         may_replace: see below.
         keep_counter: see below.
+        plain: whether nothing is unusual about the parameter, see gather.py's Reading.
 
     Steps are slower if a moment's layout differs from the parameter's, or if the counter is not
     float32. Such tensors are replaced if nobody else can hold them (`may_replace`; the counter only
@@ -157,11 +159,12 @@ def fit_state(
     state["step"] = _fit_step(
         state.get("step", 0.0), param.device, may_replace=may_replace and not keep_counter
     )
-    convert(state, group)
+    if len(state) > 1:
+        convert(state, group)
     storage = Storage.of(group)
     if storage.draws:
         state["salt"] = int(state.get("salt", salt_of(position)))
-    walked = like_plain(local(param))
+    walked = param if plain else like_plain(local(param))
     for slot, is_present in zip(STATE_SLOTS, storage.slots, strict=True):
         if is_present:
             value = state.get(slot.name)
