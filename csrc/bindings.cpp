@@ -154,8 +154,8 @@ py::bytes add_to_steps(const py::buffer& addresses, float amount) {
     values[i] = *counter += amount;
     all_the_same = all_the_same && values[i] == values[0];
   }
-  if (all_the_same) values.resize(std::min<std::size_t>(values.size(), 1));
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+  const std::size_t count = all_the_same && !values.empty() ? 1 : values.size();
+  return {reinterpret_cast<const char*>(values.data()), count * sizeof(float)};
 }
 
 }  // namespace

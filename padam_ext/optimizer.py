@@ -32,7 +32,7 @@ from padam_ext.options import DEFAULTS, Hyperparameters, make_plain
 from padam_ext.param_index import ParamIndex
 from padam_ext.plan import ALL_PARAMS, Needs, Planner, all_params
 from padam_ext.precision import check_precision
-from padam_ext.state import fit_state
+from padam_ext.state import Sight, fit_state
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -189,13 +189,12 @@ class FusedPadam(Optimizer):
         }
         make_plain(defaults, check_lr_sign=True)
         super().__init__(params, defaults)
-        self._state_was_seen = False  # the base class has assigned an empty one
 
     def _start_afresh(self) -> None:
         self._planner = Planner()
         self._param_index = ParamIndex()
         self._reductions = Reductions()
-        self._state_was_seen = False
+        self._sight = Sight()
         self._looked_for_shards = False
         self.grad_norm: Tensor | None = None
         self._skipped: Tensor | None = None
@@ -242,16 +241,17 @@ class FusedPadam(Optimizer):
         Code that has read this property may replace tensors in it at any time, so later steps
         check for that. Loading a state_dict makes new tensors and ends these checks.
         """
-        self._state_was_seen = True
+        self._sight.seen = True
         state: defaultdict[Tensor, Any] = self.__dict__["state"]
         return state
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
+        # The base class assigns the first one, and keeps it to itself.
+        self._sight.seen = "state" in self.__dict__
         self.__dict__["state"] = state
         # What was prepared holds addresses of the old states.
         self._planner.forget()
-        self._state_was_seen = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, as torch.optim.Optimizer does, after checking it.
@@ -333,13 +333,16 @@ class FusedPadam(Optimizer):
             ValueError: the file does not fit these parameters, or has an option outside its range.
             TypeError: an option or state of the wrong type. Nothing has been loaded then.
         """
-        # Registered here, so that it runs after every hook that the user registered.
-        handle = self.register_load_state_dict_pre_hook(checkpoint.check_and_wrap)
+        # Registered here, so that they run after and before all hooks that the user registered.
+        handles = (
+            self.register_load_state_dict_pre_hook(checkpoint.check_and_wrap),
+            self.register_load_state_dict_post_hook(_hide_state, prepend=True),
+        )
         try:
             super().load_state_dict(state_dict)
         finally:
-            handle.remove()
-        self._state_was_seen = False  # all of it was made here
+            for handle in handles:
+                handle.remove()
 
     def state_dict(self) -> StateDict:
         """The optimizer's state in torch.optim.Adam's layout, its options as plain numbers.
@@ -366,7 +369,7 @@ class FusedPadam(Optimizer):
         self.__dict__.setdefault("_norm_groups", NormGroups(None))
         super().__setstate__({key: value for key, value in state.items() if key != "backend"})
         self._start_afresh()
-        self._state_was_seen = True  # a copy of the optimizer may share it
+        self._sight.seen = True  # a copy of the optimizer may share it
         for options in (self.defaults, *self.param_groups):
             for name, value in DEFAULTS.items():
                 options.setdefault(name, value)  # pickled before there was that option
@@ -485,7 +488,7 @@ class FusedPadam(Optimizer):
             control.may_skip,
             self.capturable,
             reduction if control.needs_norm else None,
-            self._state_was_seen,
+            self._sight.seen,
         )
         steps = self._planner.plan(
             inputs, self.param_groups, bind(choice.choose, self.backend), needs, keep_as=keep_as
@@ -520,6 +523,11 @@ class FusedPadam(Optimizer):
             # This process has no gradients, others may.
             control = control._replace(found_inf=torch.zeros((), device=reduction.device))
         return control, reduction
+
+
+def _hide_state(optimizer: Any) -> None:
+    """After loading: all states were made there."""
+    optimizer._sight.seen = False
 
 
 def _check_unique(params: Iterable[Any]) -> None:

@@ -35,6 +35,17 @@ from padam_ext.slots import MOMENTS, STATE_SLOTS, StateSlot, Storage
 ParamState = dict[str, Any]
 OptimizerState = MutableMapping[Tensor, ParamState]
 
+
+class Sight:
+    """Whether somebody else may hold an optimizer's states.
+
+    An object of its own, since wrappers such as Lightning Fabric's take over an optimizer's
+    `__dict__`: they and the optimizer then know the same.
+    """
+
+    seen = False
+
+
 # A counter that the user supplies in one of these dtypes is kept. Other dtypes cannot count far:
 # bfloat16 gets stuck at 256.
 COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)

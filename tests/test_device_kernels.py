@@ -125,6 +125,15 @@ def test_whole_blocks_and_tails_write_nowhere_else(dtype, shift, backend):
         assert (buffer[start + size :] == sentinel).all()
 
 
+def test_random_numbers_of_chunks_differ(backend):
+    param = torch.nn.Parameter(torch.zeros(2 * 1024))  # two chunks, alike but for their places
+    param.grad = torch.rand(1024).repeat(2)
+    optimizer = FusedPadam([param], state_dtype="packed32", backend=backend)
+    optimizer.step()
+    one, other = optimizer.state[param]["packed_mvh"].view(2, 1024)
+    assert not torch.equal(one, other)
+
+
 def test_a_launch_that_fails_does_not_count(launches, backend, monkeypatch):
     param = torch.nn.Parameter(torch.ones(3))
     optimizer = FusedPadam([param], backend=backend)

@@ -128,6 +128,17 @@ def test_a_gradient_that_is_not_plain(make):
     assert plain_of(param, make()) == 0
 
 
+@pytest.mark.parametrize(
+    "other", [torch.zeros(4, 3), torch.zeros(12), torch.zeros(3, 4).double(), torch.zeros(3, 4, 1)]
+)
+def test_two_that_do_not_go_together_are_not_plain(other):
+    param = torch.nn.Parameter(torch.zeros(3, 4))
+    param.grad = torch.zeros(3, 4)
+    param.data = other
+    [plain] = best_gatherer().gather([(0, [param])], {}).reading.plain()
+    assert plain == 0
+
+
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_plain_parameter_has_the_record_that_any_would_have(kind):
     param = torch.nn.Parameter(PLAIN[kind](torch.randn(12)).clone())

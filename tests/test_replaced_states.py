@@ -401,3 +401,52 @@ def test_hooks_that_nobody_closed_are_collected():
     del model, optimizer, hooks
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Takes over another optimizer's attributes, as Lightning Fabric's does."""
+
+    def __init__(self, optimizer):
+        self.__class__ = type("Wrapper", (Wrapper, type(optimizer)), {})
+        self.__dict__ = {k: v for k, v in optimizer.__dict__.items() if k != "step"}
+        self.wrapped = optimizer
+
+    def step(self, closure=None):
+        return self.wrapped.step(closure)
+
+
+class Collecting(FusedPadam):
+    """Keeps the states while it is made."""
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        self.kept = self.state
+
+
+def keep_in_a_hook_after_loading(optimizer):
+    kept = []
+    optimizer.register_load_state_dict_post_hook(lambda o: kept.append(o.state), prepend=True)
+    optimizer.load_state_dict(optimizer.state_dict())
+    return kept[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keep"),
+    [
+        (FusedPadam, keep_in_a_hook_after_loading),
+        (FusedPadam, lambda optimizer: Wrapper(optimizer).state),
+        (Collecting, lambda optimizer: optimizer.kept),
+    ],
+    ids=["hook", "wrapper", "constructor"],
+)
+def test_states_may_be_replaced_by_whoever_has_got_hold_of_them(kind, keep, backend):
+    param = torch.nn.Parameter(torch.zeros(1000))
+    param.grad = torch.ones(1000)
+    optimizer = kind([param], backend=backend)
+    step_and_check(optimizer)
+    states = keep(optimizer)
+    for _ in range(2):
+        optimizer.step()
+    states[param]["exp_avg"] = torch.full((1000,), 1e3)
+    optimizer.step()
+    assert states[param]["exp_avg"][0].item() == pytest.approx(900.1)
