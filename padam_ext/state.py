@@ -170,7 +170,7 @@ def fit_state(
     state["step"] = _fit_step(
         state.get("step", 0.0), param.device, may_replace=may_replace and not keep_counter
     )
-    if len(state) > 1:
+    if len(state) > 1:  # not the step alone, as in a first step, which this would slow down
         convert(state, group)
     storage = Storage.of(group)
     if storage.draws:
