@@ -8,7 +8,7 @@ does not keep tensors alive.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -91,7 +91,7 @@ def make_record(
     param: Tensor,
     grad: Tensor,
     state: ParamState,
-    group: Mapping[str, Any],
+    storage: Storage,
     *,
     owns_state: bool,
     plain: bool = False,
@@ -101,7 +101,6 @@ def make_record(
     `plain`: whether nothing is unusual about it and its gradient, see gather.py's Reading, and its
     state is new.
     """
-    storage = Storage.of(group)
     mine = signature(param.dtype, grad.dtype, storage)
     shard = param if plain else local(param).detach()
     walked = param if plain else like_plain(shard)

@@ -199,13 +199,13 @@ class Planner:
             warn_of_stalling(param, group_options)
             old = self._records.pop(id(param), None)
             self._generation += old is not None
+            state = inputs.state[param]
             owns_state = (
                 not needs.compare_states
-                or not any(slot.name in inputs.state.get(param, {}) for slot in STATE_SLOTS)
+                or not any(slot.name in state for slot in STATE_SLOTS)
                 or (old is not None and old.owns_state
                     and old.state_reading == state_pieces[position])
             )  # fmt: skip
-            state = inputs.state[param]
             is_plain = position in plain
             is_new = not state
             fit_state(
@@ -214,7 +214,7 @@ class Planner:
                 plain=is_plain,
             )  # fmt: skip
             record = make_record(
-                param, inputs.grads[position], state, group_options,
+                param, inputs.grads[position], state, storages[groups[position]],
                 owns_state=owns_state, plain=is_plain and is_new,
             )  # fmt: skip
             if old is not None:

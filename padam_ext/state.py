@@ -170,7 +170,8 @@ def fit_state(
     state["step"] = _fit_step(
         state.get("step", 0.0), param.device, may_replace=may_replace and not keep_counter
     )
-    if len(state) > 1:  # not the step alone, as in a first step, which this would slow down
+    is_new = len(state) == 1  # the step alone
+    if not is_new:  # would slow down a first step
         convert(state, group)
     storage = Storage.of(group)
     if storage.draws:
@@ -179,7 +180,7 @@ def fit_state(
     for slot, is_present in zip(STATE_SLOTS, storage.slots, strict=True):
         if is_present:
             value = state.get(slot.name)
-            if value is None and slot.starts_as is not None:
+            if value is None and slot.starts_as is not None and not is_new:
                 value = state[slot.starts_as].clone()
             state[slot.name] = _fit_moment(slot, value, param, walked, may_replace=may_replace)
     if group["master"] is None:

@@ -14,7 +14,7 @@ from padam_ext.constants import Constants, RowOptions
 from padam_ext.gather import StepInputs
 from padam_ext.launch_table import LaunchTable
 from padam_ext.options import DEFAULTS
-from padam_ext.slots import SLOTS
+from padam_ext.slots import SLOTS, Storage
 from padam_ext.state import fit_state
 from padam_ext.step_counts import StepCounts
 
@@ -33,7 +33,9 @@ class Rig:
         records = []
         for param, grad in zip(self.params, self.grads, strict=True):
             fit_state(self.state[param], param, DEFAULTS, 0, may_replace=True)
-            records.append(make_record(param, grad, self.state[param], DEFAULTS, owns_state=True))
+            records.append(
+                make_record(param, grad, self.state[param], Storage.of(DEFAULTS), owns_state=True)
+            )
         [self.bucket] = make_buckets(records, [0] * len(sizes))
         self.options = OPTIONS
         self.limits = (torch.inf, 0.0)

@@ -8,6 +8,7 @@ import torch
 from padam_ext import buckets
 from padam_ext.gather import PythonGatherer, best_gatherer
 from padam_ext.options import DEFAULTS
+from padam_ext.slots import Storage
 from padam_ext.state import fit_state
 
 pytestmark = pytest.mark.sanitize
@@ -149,7 +150,9 @@ def test_a_plain_parameter_has_the_record_that_any_would_have(kind):
         if plain:
             fit_state(state, param, DEFAULTS, 0, may_replace=True, plain=True)
         records.append(
-            buckets.make_record(param, param.grad, state, DEFAULTS, owns_state=True, plain=plain)
+            buckets.make_record(
+                param, param.grad, state, Storage.of(DEFAULTS), owns_state=True, plain=plain
+            )
         )
     assert records[0] == records[1]
     kept = dict(state)
