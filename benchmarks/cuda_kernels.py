@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,21 +103,7 @@ def compile_for(architecture: str) -> dict[str, Compiled]:
     """Compiles the kernels as CMake does; all variants, by name."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernels.cubin")
-        source = ROOT / "csrc" / "padam_cuda.cu"
-        flags = [
-            "-std=c++17",
-            "-O3",
-            "-fmad=false",
-            "-Xptxas",
-            "-v",
-            "-Werror",
-            "all-warnings",
-            f'-DPADAM_CUDA_ARCHS="sm_{architecture}"',
-        ]
-        result = subprocess.run(
-            ["nvcc", *flags, "-cubin", f"-arch=sm_{architecture}", source, "-o", cubin],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
+        result = _nvcc("-Xptxas", "-v", "-cubin", f"-arch=sm_{architecture}", "-o", cubin)
         machine_code = nvidia_tool("nvdisasm", "-c", cubin)
     usages = _by_name(r"Compiling entry function '", result.stdout + result.stderr)
     functions = _by_name(r"\n\s*\.section\s+\.text\.", machine_code)
@@ -132,14 +119,36 @@ def compile_for(architecture: str) -> dict[str, Compiled]:
     return compiled
 
 
+def compile_ptx(architecture: str) -> str:
+    """The kernels in NVIDIA's assembly."""
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder, "kernels.ptx")
+        _nvcc("-ptx", f"-arch=compute_{architecture}", "-o", ptx)
+        return ptx.read_text()
+
+
+def _nvcc(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Compiles the kernels as CMake does."""
+    flags = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings"]
+    return subprocess.run(
+        ["nvcc", *flags, '-DPADAM_CUDA_ARCHS="some"', *arguments, ROOT / "csrc" / "padam_cuda.cu"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def demangled(names: Iterable[str]) -> list[str]:
+    """Names of functions as they stand in the source, without namespaces."""
+    result = subprocess.run(
+        ["c++filt", "--no-params"],
+        input="\n".join(names), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return re.sub(r"padam::|\(anonymous namespace\)::", "", result.stdout).splitlines()
+
+
 def _by_name(before: str, text: str) -> dict[str, str]:
     """Parts of a text that begin with a function's mangled name, by the name."""
     parts = re.split(before, text)[1:]
-    mangled = "\n".join(re.match(r"\w+", part)[0] for part in parts)
-    result = subprocess.run(
-        ["c++filt", "--no-params"], input=mangled, check=True, capture_output=True, text=True
-    )
-    names = re.sub(r"padam::|\(anonymous namespace\)::", "", result.stdout).splitlines()
+    names = demangled(re.match(r"\w+", part)[0] for part in parts)
     return dict(zip(names, parts, strict=True))
 
 

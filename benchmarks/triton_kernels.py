@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from benchmarks.machine_code import instructions, loops, nvidia_tool, write_tabl
 from padam_ext import slots
 from padam_ext.constants import ROOTS
 from padam_ext.kernels import multi_tensor_norm, multi_tensor_padam, prepare_step
-from padam_ext.kernels.chunks import OPTIONS, PROGRAM_THREADS
+from padam_ext.kernels.chunks import options_for
 from padam_ext.options import DEFAULTS
 from padam_ext.slots import Signature, Storage
 
@@ -110,6 +111,36 @@ _DOUBLES = ("constants", "control", "partial_sums", "sums", "limits", "prepared_
 _NUMBER = re.compile("num_|has_|blocks_per_chunk")
 
 
+def compile_kernel(
+    kernel: Any,
+    types: Sequence[str],
+    is_aligned: Sequence[bool],
+    constants: dict[str, Any],
+    target: GPUTarget,
+) -> Any:
+    """A kernel as Triton compiles it, with all that it was compiled to.
+
+    Args:
+        kernel: one of ours.
+        types: of its arguments that are no constants, in order.
+        is_aligned: whether each is a pointer to a multiple of 16 bytes.
+        constants: of the variant.
+        target: for what.
+    """
+    names = [name for name in kernel.arg_names if name not in constants]
+    aligned = {
+        (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
+        for name, is_so in zip(names, is_aligned, strict=True)
+        if is_so and not kernel.params[kernel.arg_names.index(name)].do_not_specialize
+    }
+    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(
+        kernel, {name: signature[name] for name in kernel.arg_names}, constants, aligned
+    )
+    options = options_for(target.backend, target.warp_size)
+    return triton.compile(source, target=target, options=options)
+
+
 def _compile(
     kernel: Any, pointers: dict[str, str], constants: dict[str, Any], target: GPUTarget
 ) -> Compiled:
@@ -121,20 +152,16 @@ def _compile(
         constants: of the variant.
         target: for what.
     """
-    signature = dict.fromkeys(kernel.arg_names, "*i64") | dict.fromkeys(constants, "constexpr")
-    aligned = {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            continue
-        if _NUMBER.match(name):
-            signature[name] = "i32"
-        elif name in _DOUBLES:
-            signature[name] = "*fp64"
-        if not _NUMBER.match(name) and not kernel.params[index].do_not_specialize:
-            aligned[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature | pointers, constants, aligned)
-    num_warps = PROGRAM_THREADS // target.warp_size
-    compiled = triton.compile(source, target=target, options={"num_warps": num_warps, **OPTIONS})
+    signature = dict.fromkeys(kernel.arg_names, "*i64") | dict.fromkeys(_DOUBLES, "*fp64")
+    for name in filter(_NUMBER.match, kernel.arg_names):
+        signature[name] = "i32"
+    types = [(signature | pointers)[name] for name in kernel.arg_names if name not in constants]
+    is_aligned = [
+        not _NUMBER.match(name) and not kernel.params[index].do_not_specialize
+        for index, name in enumerate(kernel.arg_names)
+        if name not in constants
+    ]
+    compiled = compile_kernel(kernel, types, is_aligned, constants, target)
     if target.backend == "hip":
         assembly = compiled.asm["amdgcn"]
         return Compiled(

@@ -4,6 +4,7 @@ A chunk is a run of blocks of one tensor. Every program looks its tensor up in t
 (launch_table.py; device_table.py brings it to the device), then walks its blocks.
 """
 
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,8 @@ import triton.language as tl
 # Floating point contraction is off, see padam_math.py; loads do not wait for a pipeline of their
 # own.
 OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
+# NVIDIA's library of functions keeps subnormal numbers. Older versions of Triton have no choice.
+NVIDIA_OPTIONS = {"enable_reflect_ftz": False}
 PROGRAM_THREADS = 256
 
 
@@ -38,15 +41,25 @@ def chunk_constants(compute_dtype: torch.dtype) -> dict[str, Any]:
 
 def compiler_options(device: torch.device) -> dict[str, Any]:
     """The compiler's options for a launch on a device."""
-    return {"num_warps": _warps(device), **OPTIONS}
+    warp_size = 32
+    if device.type == "cuda" and torch.version.hip is not None:
+        warp_size = torch.cuda.get_device_properties(device).warp_size
+    return options_for("cuda" if torch.version.hip is None else "hip", warp_size)
 
 
 @cache
-def _warps(device: torch.device) -> int:
-    """Warps of a program: of 32 threads, but for some of AMD's GPUs."""
-    if device.type == "cuda" and torch.version.hip is not None:
-        return PROGRAM_THREADS // torch.cuda.get_device_properties(device).warp_size
-    return PROGRAM_THREADS // 32
+def options_for(backend: str, warp_size: int) -> dict[str, Any]:
+    """The options for one of Triton's backends and the number of threads in a warp there."""
+    options = {"num_warps": PROGRAM_THREADS // warp_size, **OPTIONS}
+    return options | NVIDIA_OPTIONS if backend == "cuda" and _can_keep_subnormals() else options
+
+
+def _can_keep_subnormals() -> bool:
+    try:
+        from triton.backends.nvidia.compiler import CUDAOptions
+    except ImportError:  # this Triton is for other GPUs
+        return False
+    return set(NVIDIA_OPTIONS) <= {field.name for field in fields(CUDAOptions)}
 
 
 @triton.jit

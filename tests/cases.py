@@ -112,6 +112,14 @@ def describe_storage(storage):
 
 # Interpretation takes its time: three of them show every codec there.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# The kernels' PTX is executed on the CPU: `make test-ptx`.
+EXECUTED = os.environ.get("EXECUTE_PTX") == "1"
+SLOWLY = INTERPRETED or EXECUTED
+# A kernel for GPUs on the CPU, for tests that ask for no other.
+if EXECUTED:
+    ON_CPU = ["triton-sm_90", pytest.param("cuda-90", marks=pytest.mark.nvcc)]
+else:
+    ON_CPU = ["triton" if INTERPRETED else "cuda-on-host"]
 SOME_STORAGES = [STORAGES[i] for i in (0, 3, 6)] if INTERPRETED else STORAGES
 each_storage = pytest.mark.parametrize("storage", SOME_STORAGES, ids=describe_storage)
 # In `make test` they take turns: two for each case; one in the interpreter.

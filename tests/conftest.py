@@ -1,24 +1,29 @@
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 import padam_ext
-from checking import INTERPRETED
+from cases import EXECUTED, INTERPRETED
 from padam_ext import native
-from padam_ext.backends import cuda
-from pretending import take_the_cpu
+from pretending import use_variant
+from totals import totals
 
 # Every way to compute a step. A backend that cannot run here is listed all the same: its tests
 # fail, they are not skipped. Triton's interpreter and compiler do not mix in one process, so
 # `make test-interpret` makes one of its own, for the triton backend only. The code of the CUDA
-# kernel runs here on the CPU, thread by thread.
+# kernel runs here on the CPU, thread by thread. `make test-ptx` has a process of its own, too.
 LEVELS = native.module.available_simd_levels() if native.module else ["missing"]
 VARIANTS = [*(f"cpu-{level}" for level in LEVELS), "eager", "cuda-on-host"] + [
     pytest.param(name, marks=pytest.mark.gpu) for name in ("triton@cuda", "cuda@cuda", "eager@cuda")
 ]
 if INTERPRETED:
     VARIANTS = ["triton"]
+OTHER_TARGETS = ("triton-sm_80", "triton-sm_100")
+if EXECUTED:
+    VARIANTS = ["triton-sm_90", *OTHER_TARGETS]
+    VARIANTS.append(pytest.param("cuda-90", marks=pytest.mark.nvcc))
 
 
 # Of these markers, each is written in the files that it selects.
@@ -30,6 +35,7 @@ MARKERS_OF_FILES = (
     "gpu",
     "nvcc",
     "paper",
+    "ptx",
     "sanitize",
 )
 
@@ -48,14 +54,24 @@ def pytest_collection_modifyitems(config, items):
     other_levels = {f"cpu-{level}" for level in LEVELS[1:]}
     gpu_asked_for = "gpu" in config.getoption("markexpr")
     kept, left = [], []
+    turns = Counter()
     for item in items:
-        variant = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        variant = params.get("backend", params.get("prepare"))
         if item.get_closest_marker("gpu") and not gpu_asked_for:
             left.append(item)
             continue
         if "@" in str(variant) and not item.get_closest_marker("gpu_variants"):
             left.append(item)
             continue
+        # Of what is tested for sm_90 other targets take a part each, and of the preparation's many
+        # cases all do.
+        takes_turns = "prepare" in params or variant in OTHER_TARGETS
+        if EXECUTED and takes_turns:
+            turns[variant] += 1
+            if turns[variant] % 4 != (variant == OTHER_TARGETS[0]):
+                left.append(item)
+                continue
         kept.append(item)
         if variant in other_levels and not item.get_closest_marker("numbers"):
             # This test looks at what happens before a kernel is called, where the SIMD level makes
@@ -63,6 +79,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.slow)
         if INTERPRETED and variant == "triton":
             item.add_marker(pytest.mark.interpret)
+        if EXECUTED and variant and item.get_closest_marker("ptx_variants"):
+            item.add_marker(pytest.mark.ptx)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
@@ -73,32 +91,26 @@ def backend(request, monkeypatch):
 
     Beside @ stands the device on which the test then makes its tensors.
     """
-    name, _, device = request.param.partition("@")
-    name, _, how = name.partition("-")
-    if name == "cpu":
-        monkeypatch.setattr(native, "simd_level", lambda: how)
-    if how == "on-host":
-        run_cuda_on_host(monkeypatch)
+    variant, _, device = request.param.partition("@")
+    name = use_variant(variant, monkeypatch)
     with torch.device(device or "cpu"):
         yield name
 
 
-def run_cuda_on_host(monkeypatch):
-    """Has the cuda backend take tensors on the CPU and run its kernel's code there."""
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # one of several processes
+        session.config.workeroutput["totals"] = dict(totals)
 
-    def norm(table):
-        native.module.sum_of_squares_on_host(cuda.native_table(table))
 
-    def prepare(table, inputs):
-        native.module.prepare_on_host(cuda.native_table(table), cuda.native_inputs(inputs))
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    totals.update(getattr(node, "workeroutput", {}).get("totals", {}))
 
-    def step(table, root):
-        native.module.step_on_host(cuda.native_table(table))
 
-    take_the_cpu(monkeypatch, "cuda")
-    monkeypatch.setattr(cuda, "_launch_norm", norm)
-    monkeypatch.setattr(cuda, "_launch_prepare", prepare)
-    monkeypatch.setattr(cuda, "_launch_step", step)
+def pytest_terminal_summary(terminalreporter):
+    if totals:
+        counts = ", ".join(f"{count:,} {what}" for what, count in totals.items())
+        terminalreporter.write_line(f"Executed: {counts}")
 
 
 def pytest_addoption(parser):

@@ -2,7 +2,24 @@
 
 import dataclasses
 
-from padam_ext import backends
+from cases import EXECUTED
+from padam_ext import backends, native
+from padam_ext.backends import cuda
+
+
+def use_variant(variant, monkeypatch):
+    """Has a backend run as one of conftest.py's VARIANTS says; the backend's name."""
+    name, _, how = variant.partition("-")
+    if name == "cpu":
+        monkeypatch.setattr(native, "simd_level", lambda: how)
+    if how == "on-host":
+        run_cuda_on_host(monkeypatch)
+    if EXECUTED:
+        from ptx import launches
+
+        run = launches.run_triton if name == "triton" else launches.run_cuda
+        run(monkeypatch, how)
+    return name
 
 
 def take_the_cpu(monkeypatch, name):
@@ -16,3 +33,21 @@ def take_the_cpu(monkeypatch, name):
         dataclasses.replace(b, **calls) if b.name == name else b for b in backends.BACKENDS
     )
     monkeypatch.setattr(backends, "BACKENDS", changed)
+
+
+def run_cuda_on_host(monkeypatch):
+    """Has the cuda backend take tensors on the CPU and run its kernel's code there."""
+
+    def norm(table):
+        native.module.sum_of_squares_on_host(cuda.native_table(table))
+
+    def prepare(table, inputs):
+        native.module.prepare_on_host(cuda.native_table(table), cuda.native_inputs(inputs))
+
+    def step(table, root):
+        native.module.step_on_host(cuda.native_table(table))
+
+    take_the_cpu(monkeypatch, "cuda")
+    monkeypatch.setattr(cuda, "_launch_norm", norm)
+    monkeypatch.setattr(cuda, "_launch_prepare", prepare)
+    monkeypatch.setattr(cuda, "_launch_step", step)

@@ -6,13 +6,13 @@ Real CUDA graphs are in test_gpu.py.
 import pytest
 import torch
 
-from checking import INTERPRETED, step_and_check
+from cases import ON_CPU
+from checking import step_and_check
 from padam_ext import FusedPadam
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.plan import ALL_PARAMS
 
-ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
-device_kernels = pytest.mark.parametrize("backend", [ON_CPU], indirect=True)
+device_kernels = pytest.mark.parametrize("backend", ON_CPU, indirect=True)
 
 
 def make_params():

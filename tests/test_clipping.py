@@ -11,7 +11,7 @@ from cases import DTYPES, each_dtype
 from checking import as_exact, exact_norm, step_and_check
 from padam_ext import FusedPadam
 
-pytestmark = [pytest.mark.numbers, pytest.mark.gpu_variants]
+pytestmark = [pytest.mark.numbers, pytest.mark.gpu_variants, pytest.mark.ptx_variants]
 
 SIZES = [(3, 5), (1031,), (), (0,), (2 * 1024 + 3,)]
 NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")

@@ -8,14 +8,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checking import INTERPRETED, by_slot, step_and_check
-from padam_ext import FusedPadam, backends, native, trial
+from cases import ON_CPU, SLOWLY
+from checking import by_slot, step_and_check
+from padam_ext import FusedPadam, backends, trial
 from padam_ext.backends import cuda
 from padam_ext.constants import ROOTS, RowOptions, make_constants
 from padam_ext.slots import SLOTS, Signature
 
-ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
-pytestmark = [pytest.mark.sanitize, pytest.mark.parametrize("backend", [ON_CPU], indirect=True)]
+pytestmark = [
+    pytest.mark.sanitize,
+    pytest.mark.ptx_variants,
+    pytest.mark.parametrize("backend", ON_CPU, indirect=True),
+]
 # x = -g: an element that is stepped twice, or not at all, shows.
 OPTIONS = RowOptions(1.0, 0.0, 0.999, 1e-8, 0.0, 0.0, "none", False, False)
 
@@ -55,7 +59,7 @@ def test_groups_of_different_options_share_one_launch(launches, backend):
         {"partial": 0.4, "eps": 1e-2, "betas": (0.0, 0.99)},
         {"partial": 0.5, "maximize": True, "bias_correction": "adam"},
     ]
-    count = 10 if INTERPRETED else 100
+    count = 10 if SLOWLY else 100
     groups = [
         {"params": [torch.nn.Parameter(torch.randn(3)) for _ in range(count)], **option}
         for option in options
@@ -179,7 +183,7 @@ class Table:
 
             multi_tensor_padam.launch(self, self.signature, ROOTS.index("general"))
         else:
-            native.module.step_on_host(cuda.native_table(self))
+            cuda._launch_step(self, ROOTS.index("general"))
 
     def launch_norm(self, backend):
         if backend == "triton":
@@ -187,7 +191,7 @@ class Table:
 
             multi_tensor_norm.launch(self, self.signature)
         else:
-            native.module.sum_of_squares_on_host(cuda.native_table(self))
+            cuda._launch_norm(self)
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -230,7 +234,7 @@ def test_packs_are_for_tensors_of_which_every_slot_is_aligned(slot, backend):
 
 SOME = settings(
     deadline=None,
-    max_examples=10 if INTERPRETED else 100,
+    max_examples=10 if SLOWLY else 100,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # `backend` stays as it is
 )
 # Sizes and places in a buffer, then blocks for each chunk.

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from checking import INTERPRETED
+from cases import INTERPRETED, ON_CPU
 from padam_ext import FusedPadam
 from padam_ext.backends import cuda, device_table, triton
 from padam_ext.plan import ALL_PARAMS
 
-ON_CPU = "triton" if INTERPRETED else "cuda-on-host"
-pytestmark = pytest.mark.parametrize("backend", [ON_CPU], indirect=True)
+pytestmark = pytest.mark.parametrize("backend", ON_CPU, indirect=True)
 
 # Operations that only look at a tensor, or make one without writing to it: no work for a device.
 NO_WORK = {

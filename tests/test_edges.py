@@ -7,7 +7,12 @@ from cases import each_dtype, each_partial
 from checking import INTERPRETED, assert_same, step_and_check
 from padam_ext import FusedPadam
 
-pytestmark = [pytest.mark.numbers, pytest.mark.sanitize, pytest.mark.gpu_variants]
+pytestmark = [
+    pytest.mark.numbers,
+    pytest.mark.sanitize,
+    pytest.mark.gpu_variants,
+    pytest.mark.ptx_variants,
+]
 
 
 def parameter(values, dtype=torch.float32):

@@ -7,7 +7,12 @@ from cases import each_dtype
 from checking import assert_same, step_and_check
 from padam_ext import FusedPadam
 
-pytestmark = [pytest.mark.numbers, pytest.mark.sanitize, pytest.mark.gpu_variants]
+pytestmark = [
+    pytest.mark.numbers,
+    pytest.mark.sanitize,
+    pytest.mark.gpu_variants,
+    pytest.mark.ptx_variants,
+]
 
 OPTIONS = {"weight_decay": 0.1, "partial": 0.2}
 

@@ -13,7 +13,7 @@ from cases import STORAGES, each_storage
 from padam_ext import FusedPadam, precision, step_during_backward
 from padam_ext.random_bits import SALT_FACTOR
 
-pytestmark = [pytest.mark.sanitize, pytest.mark.gpu_variants]
+pytestmark = [pytest.mark.sanitize, pytest.mark.gpu_variants, pytest.mark.ptx_variants]
 F32, BF16 = torch.float32, torch.bfloat16
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from checking import INTERPRETED, by_slot
-from padam_ext import native
+from cases import ON_CPU
+from checking import by_slot
 from padam_ext.backends import cuda
 from padam_ext.slots import Signature
+from pretending import use_variant
 
 FIELDS = 16
 # Fields of a row that the kernel reads, then those that it writes.
@@ -31,19 +32,13 @@ def prepare_by_triton(table, inputs):
     prepare_step.launch(table, inputs)
 
 
-def prepare_by_cuda_code(table, inputs):
-    native.module.prepare_on_host(cuda.native_table(table), cuda.native_inputs(inputs))
+pytestmark = [pytest.mark.sanitize, pytest.mark.ptx_variants]
 
 
-pytestmark = pytest.mark.sanitize
-IMPLEMENTATIONS = {"triton": prepare_by_triton, "cuda-on-host": prepare_by_cuda_code}
-
-
-@pytest.fixture(
-    params=[pytest.param("triton", marks=pytest.mark.interpret) if INTERPRETED else "cuda-on-host"]
-)
-def prepare(request):
-    return IMPLEMENTATIONS[request.param]
+@pytest.fixture(params=ON_CPU)
+def prepare(request, monkeypatch):
+    name = use_variant(request.param, monkeypatch)
+    return prepare_by_triton if name == "triton" else cuda._launch_prepare
 
 
 def one_element(value, dtype):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from checking import step_and_check
 from padam_ext import FusedPadam
 
-pytestmark = [pytest.mark.numbers, pytest.mark.sanitize]
+pytestmark = [pytest.mark.numbers, pytest.mark.sanitize, pytest.mark.ptx_variants]
 
 shapes = st.lists(st.integers(0, 6), min_size=0, max_size=4)
 

@@ -8,7 +8,12 @@ from checking import INTERPRETED, step_and_check
 from padam_ext import FusedPadam
 from test_edges import parameter
 
-pytestmark = [pytest.mark.numbers, pytest.mark.sanitize, pytest.mark.gpu_variants]
+pytestmark = [
+    pytest.mark.numbers,
+    pytest.mark.sanitize,
+    pytest.mark.gpu_variants,
+    pytest.mark.ptx_variants,
+]
 
 INF, NAN = torch.inf, torch.nan
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from checking import AS_ADAM, INTERPRETED, Watched, step_and_check
+from cases import ON_CPU
+from checking import AS_ADAM, Watched, step_and_check
 from padam_ext import FusedPadam, IterateSampler, plan, step_during_backward
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -55,7 +56,7 @@ def test_step_param_and_step_in_turns(how, order, backend):
     assert_like_adam(param, optimizer, twin, adam)
 
 
-@pytest.mark.parametrize("backend", ["triton" if INTERPRETED else "cuda-on-host"], indirect=True)
+@pytest.mark.parametrize("backend", ON_CPU, indirect=True)
 def test_a_counter_that_one_step_moves_is_seen_by_all_plans(backend, monkeypatch):
     """On a GPU it moves there once a step may be skipped. Here it moves to another tensor."""
     moved = set()

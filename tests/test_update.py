@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from cases import each_case_and_dtype, each_case_and_storage
-from checking import INTERPRETED, step_and_check
+from cases import EXECUTED, SLOWLY, each_case_and_dtype, each_case_and_storage
+from checking import step_and_check
 from padam_ext import FusedPadam
 from padam_ext.reference import padam_step
 
-pytestmark = [pytest.mark.numbers, pytest.mark.gpu_variants]
+pytestmark = [pytest.mark.numbers, pytest.mark.gpu_variants, pytest.mark.ptx_variants]
 
 # Sizes below, at and across vector widths and blocks; fewer where interpretation takes its time.
-NUM_STEPS, SIZES = 6, ((1, 1031) if INTERPRETED else (1, 7, 64, 333, 1031))
+NUM_STEPS = 3 if EXECUTED else 6
+SIZES = (1, 1031) if SLOWLY else (1, 7, 64, 333, 1031)
 
 
 @each_case_and_dtype
