@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo storage bench bench-gpu test lint types tests test-all-cases \
-	test-build test-sanitize test-interpret test-compile test-ptx test-cuda test-distributed \
-	test-clients 	test-paper test-gpu test-gpu-sanitize kernel-tables paper clean
+	test-build test-sanitize test-interpret test-compile test-order test-ptx test-cuda \
+	test-distributed test-clients test-paper test-gpu test-gpu-sanitize kernel-tables paper clean
 
 help:
 	@echo "make demo           train a small ResNet on handwritten digits by four optimizers"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
 	@echo "make test-interpret the Triton kernel in Triton's interpreter"
 	@echo "make test-compile   the Triton kernel compiled for GPUs, without one"
+	@echo "make test-order     what is queued on a GPU, in many orders, without one"
 	@echo "make test-ptx       what both compile, executed on the CPU"
 	@echo "make test-cuda      the CUDA kernel compiled by nvcc for GPUs, without one"
 	@echo "make kernel-tables  registers and instructions of both, into benchmarks/results/"
@@ -117,6 +118,10 @@ test-interpret: $(READY)
 
 test-compile: $(READY)
 	$(BIN)/python -m pytest -n auto -m compile
+
+# What is queued on a device, executed in many orders by a stand-in for it.
+test-order: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m order
 
 # The kernels' PTX, as Triton and, where it is, nvcc compile it, executed on the CPU.
 test-ptx: $(READY)

@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from padam_ext.backends.device_table import current_stream
+from padam_ext.backends import runtime
 from padam_ext.checks import params_of
 from padam_ext.optimizer import FusedPadam
 
@@ -201,7 +201,7 @@ class _Stepper:
                 )
             self._looked_for_ddp = True
         self._note(param)
-        stream = current_stream(param.device)
+        stream = runtime.current_stream(param.device)
         batch = self._waiting.setdefault(stream, _Batch())
         batch.add(param)
         if batch.num_bytes >= BATCH_BYTES:

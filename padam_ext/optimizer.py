@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
 from padam_ext import checkpoint, choice, driver
-from padam_ext.backends.device_table import capturing
+from padam_ext.backends import runtime
 from padam_ext.checks import Name, check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
 from padam_ext.conversion import joined, unpacked
@@ -191,7 +191,11 @@ class FusedPadam(Optimizer):
         super().__init__(params, defaults)
 
     def _start_afresh(self) -> None:
-        self._planner = Planner()
+        planner = self.__dict__.get("_planner")
+        if planner is None:
+            self._planner = Planner()
+        else:
+            planner.forget()
         self._param_index = ParamIndex()
         self._reductions = Reductions()
         self._sight = Sight()
@@ -468,7 +472,7 @@ class FusedPadam(Optimizer):
 
     def _step(self, selection: Selection, *, keep_as: object) -> None:
         check_optimizer_options(self)
-        if capturing() and not self.capturable:
+        if runtime.capturing() and not self.capturable:
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph: make the optimizer with "
                 "capturable=True"

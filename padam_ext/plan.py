@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from padam_ext.backends import Backend
+from padam_ext.backends import Backend, runtime
 from padam_ext.backends.device import DeviceStep
-from padam_ext.backends.device_table import capturing
 from padam_ext.backends.step import BucketStep
 from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
 from padam_ext.checks import Name, ParamGroups, check_grad, check_param, params_of
@@ -74,13 +73,22 @@ class Planner:
         self._gatherer = best_gatherer()
         self._records: dict[int, ParamRecord] = {}  # by the parameter's id
         self._plans: dict[object, list[Plan]] = {}  # the last used first
+        self._captured: list[list[BucketStep]] = []
         # Counts replacements of anything whose address an earlier plan may have.
         self._generation = 0
 
     def forget(self) -> None:
-        """Drops everything prepared, for example because states were replaced."""
+        """Drops everything prepared, for example because states were replaced.
+
+        What is in a CUDA graph is kept.
+        """
         self._records.clear()
         self._plans.clear()
+
+    def keep_captured(self, steps: list[BucketStep]) -> None:
+        """Keeps steps as long as the optimizer: a CUDA graph uses their memory whenever it runs."""
+        if steps not in self._captured:
+            self._captured.append(steps)
 
     def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
         """Gathers those of the selected parameters that have a gradient."""
@@ -117,8 +125,10 @@ class Planner:
             if _still_holds(plan, self._generation, inputs, needs, storages, states):
                 if place > 0:
                     kept.insert(0, kept.pop(place))
+                if runtime.capturing():
+                    self.keep_captured(plan.steps)
                 return plan.steps
-        if capturing():
+        if runtime.capturing():
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph, but it is the first "
                 "for these parameters, states and gradients: make one before the capture, with "

@@ -34,6 +34,7 @@ MARKERS_OF_FILES = (
     "distributed",
     "gpu",
     "nvcc",
+    "order",
     "paper",
     "ptx",
     "sanitize",

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from padam_ext.backends import device_table
+from padam_ext.backends import runtime
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.buckets import address_of, make_buckets, make_record
 from padam_ext.constants import Constants, RowOptions
@@ -211,7 +211,7 @@ def test_another_stream_waits_for_the_one_before(monkeypatch):
 
     main, side = stream("main"), stream("side")
     current = main
-    monkeypatch.setattr(device_table, "current_stream", lambda device: current)
+    monkeypatch.setattr(runtime, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, s: events.append(s.name))
     rig = Rig([3])
     rig.step()

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from padam_ext.backends.device_table import DeviceTable, capturing
+from padam_ext.backends import runtime
+from padam_ext.backends.device_table import DeviceTable
 from padam_ext.backends.step import BucketStep, Options
 from padam_ext.buckets import Bound, Bucket
 from padam_ext.constants import UNKNOWN_STEP, RowOptions
@@ -43,7 +43,7 @@ class DeviceStep(BucketStep):
         self._kernels = kernels
         self._table = LaunchTable(bucket)
         self._device_table = DeviceTable(
-            self._table, counts, bucket.device, kernels.block, _num_processors(bucket.device)
+            self._table, counts, bucket.device, kernels.block, runtime.num_processors(bucket.device)
         )
         self._counted_on_host = False
         self._kept: list[Options] = []  # whose tensors the prepare kernel reads
@@ -54,7 +54,7 @@ class DeviceStep(BucketStep):
 
     def bind(self, bound: Bound) -> None:
         """Takes over the addresses of this step."""
-        with _on(self.bucket.device):
+        with runtime.on(self.bucket.device):
             self._device_table.begin_step()
         self._table.bind(bound)
 
@@ -69,7 +69,7 @@ class DeviceStep(BucketStep):
             self._counted_on_host = True
         rows.set({i: RowOptions.of(group) for i, group in here.items()}, steps)
         most = math.inf if inputs.max_grad_norm is None else float(inputs.max_grad_norm)
-        with _on(self.bucket.device):
+        with runtime.on(self.bucket.device):
             table.update(
                 self._table,
                 (most, float(inputs.skip_nonfinite)),
@@ -79,7 +79,7 @@ class DeviceStep(BucketStep):
 
     def sum_of_squares(self, bound: Bound) -> Tensor:
         """The sum of each chunk's squares, float64 [chunk] on the device."""
-        with _on(self.bucket.device):
+        with runtime.on(self.bucket.device):
             partial_sums = self._device_table.make_partial_sums()
             if self._device_table.num_chunks > 0:
                 self._kernels.sum_of_squares(self._device_table)
@@ -89,7 +89,7 @@ class DeviceStep(BucketStep):
         """Steps every tensor of the bucket."""
         table = self._device_table
         is_prepared = False
-        with _on(self.bucket.device):
+        with runtime.on(self.bucket.device):
             try:
                 bound.load()
                 if self._counts.on_device:
@@ -121,16 +121,6 @@ class DeviceStep(BucketStep):
         return self._counts.on_device or self._table.rows.num_late > 0 or inputs.needs_device
 
 
-def _num_processors(device: torch.device) -> int:
-    if device.type == "cpu":
-        return 1
-    properties = torch.get_device_module(device).get_device_properties(device)
-    for name in ("multi_processor_count", "gpu_subslice_count"):  # CUDA and ROCm; XPU
-        if hasattr(properties, name):
-            return int(getattr(properties, name))
-    return 64
-
-
 def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparameters:
     """With tensors on a device, to which those from elsewhere are copied."""
     moved = {}
@@ -138,18 +128,10 @@ def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparamete
         value = getattr(options, name)
         if not isinstance(value, Tensor) or value.device == device:
             continue
-        if capturing():
+        if runtime.capturing():
             raise RuntimeError(
                 f"{name} is a tensor on {value.device}, which a CUDA graph on {device} cannot "
                 f"read again: create it on {device}"
             )
         moved[name] = value.to(device, non_blocking=True)
     return options.with_numbers(moved) if moved else options
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a device the current one, since Triton launches there."""
-    if device.type == "cpu":
-        return nullcontext()
-    guard: AbstractContextManager[object] = torch.get_device_module(device).device(device)
-    return guard

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from padam_ext.backends import runtime
 from padam_ext.constants import Constants
 from padam_ext.launch_table import LaunchTable
 from padam_ext.rows import SOURCE_WORDS
@@ -101,8 +102,8 @@ class DeviceTable:
         spans = dict(zip(lengths, _spans(lengths.values()), strict=True))
         words = max(end for _, end in spans.values())
         self._host = torch.zeros(words, dtype=torch.int64, device="cpu")
-        self._device = torch.empty(words, dtype=torch.int64, device=device)
-        self._stream = current_stream(device)
+        self._device = runtime.empty_on(device, words)
+        self._stream = runtime.current_stream(device)
         self._spans = spans
 
         self._section("numels").copy_(numels)
@@ -140,8 +141,7 @@ class DeviceTable:
     def prepare_capture(self) -> None:
         """Allocates pinned memory for a capture, which is not possible during one."""
         if self._spare is None:
-            pinned = self._device.device.type != "cpu"
-            self._spare = torch.empty_like(self._host, pin_memory=pinned)
+            self._spare = runtime.pinned_like(self._host, self._device.device)
 
     def begin_step(self) -> None:
         """Must be called first in each step.
@@ -149,7 +149,7 @@ class DeviceTable:
         Raises:
             RuntimeError: a capture for which there is no memory.
         """
-        if not capturing():
+        if not runtime.capturing():
             if self._captured:
                 self.prepare_capture()
                 # A graph may have been replayed and brought its own table.
@@ -166,7 +166,8 @@ class DeviceTable:
     def make_partial_sums(self) -> Tensor:
         """Room for one sum for each chunk, for the kernel of the norm."""
         if self.partial_sums is None:
-            self.partial_sums = self.limits.new_zeros(max(self.num_chunks, 1))
+            words = runtime.empty_on(self._device.device, max(self.num_chunks, 1))
+            self.partial_sums = words.zero_().view(torch.float64)
         return self.partial_sums
 
     def update_addresses(self, table: LaunchTable) -> None:
@@ -194,16 +195,14 @@ class DeviceTable:
 
     def copy_changed(self) -> None:
         """Puts the copy of what has changed into the current stream."""
-        if capturing():
-            self._device.copy_(self._captured[-1].copy_(self._host), non_blocking=True)
+        if runtime.capturing():
+            runtime.copy_later(self._device, self._captured[-1].copy_(self._host))
             return
         begin, end = self._changed
         if begin == end:
             return
-        changed = self._host[begin:end]
-        if self._device.device.type != "cpu":
-            changed = changed.pin_memory()
-        self._device[begin:end].copy_(changed, non_blocking=True)
+        changed = runtime.pinned_copy(self._host[begin:end], self._device.device)
+        runtime.copy_later(self._device[begin:end], changed)
         self._changed = (0, 0)
 
     def _mark(self, begin: int, end: int) -> None:
@@ -229,21 +228,16 @@ class DeviceTable:
         self._known[name] = new  # last: what failed before is done again
 
     def _follow_stream(self) -> None:
-        if capturing():  # a graph must not wait for work outside of it
+        if runtime.capturing():  # a graph must not wait for work outside of it
             return
-        stream = current_stream(self._device.device)
+        stream = runtime.current_stream(self._device.device)
         if stream is not None and self._stream is not None and stream != self._stream:
             # What was launched there may still read the table that this step is about to change.
             stream.wait_stream(self._stream)
-            self._device.record_stream(stream)
+            runtime.record_stream(self._device, stream)
             if self.partial_sums is not None:
-                self.partial_sums.record_stream(stream)
+                runtime.record_stream(self.partial_sums, stream)
             self._stream = stream
-
-
-def capturing() -> bool:
-    """Whether work of the current stream goes into a CUDA graph."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _chunks(blocks: Tensor, blocks_per_chunk: int) -> tuple[Tensor, Tensor]:
@@ -260,11 +254,3 @@ def _spans(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
     for length in lengths:
         yield begin, begin + length
         begin += length + length % 2
-
-
-def current_stream(device: torch.device) -> torch.Stream | None:
-    """The stream to which work on a device goes now; None on the CPU."""
-    if device.type == "cpu":
-        return None
-    stream: torch.Stream = torch.get_device_module(device).current_stream(device)
-    return stream

@@ -143,9 +143,7 @@ def _mixed_fma(widen: Callable[[np.ndarray], np.ndarray], kind: str) -> Callable
 
 
 _SPECIAL: dict[str, Callable[[int], Operation]] = {
-    "ex2.approx.f32": lambda lean: Operation(
-        lambda a: numbers.power_of_two(a, lean), (_F32, _F32)
-    ),
+    "ex2.approx.f32": lambda lean: Operation(lambda a: numbers.power_of_two(a, lean), (_F32, _F32)),
     "ex2.approx.ftz.f32": lambda lean: Operation(
         lambda a: numbers.flushed(numbers.power_of_two(numbers.flushed(a), lean)), (_F32, _F32)
     ),

@@ -1,0 +1,74 @@
+"""What the device path asks of a device's runtime: streams, captures, pinned memory.
+
+For the CPU, on which kernels for GPUs run in tests, there is nothing to ask.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def capturing() -> bool:
+    """Whether work of the current stream goes into a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def current_stream(device: torch.device) -> torch.Stream | None:
+    """The stream to which work on a device goes now; None on the CPU."""
+    if device.type == "cpu":
+        return None
+    stream: torch.Stream = torch.get_device_module(device).current_stream(device)
+    return stream
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a device the current one, since Triton launches there."""
+    if device.type == "cpu":
+        return nullcontext()
+    guard: AbstractContextManager[object] = torch.get_device_module(device).device(device)
+    return guard
+
+
+def empty_on(device: torch.device, words: int) -> Tensor:
+    """Memory on a device, int64 [words], that may be given out again once it is dropped.
+
+    Work that was queued before on the stream of now may still use it then.
+    """
+    return torch.empty(words, dtype=torch.int64, device=device)
+
+
+def pinned_copy(words: Tensor, device: torch.device) -> Tensor:
+    """A copy in memory from which a device can copy while the host goes on.
+
+    That memory is not given out again before such copies have been made.
+    """
+    return words if device.type == "cpu" else words.pin_memory()
+
+
+def pinned_like(words: Tensor, device: torch.device) -> Tensor:
+    """Room for such a copy."""
+    return torch.empty_like(words, pin_memory=device.type != "cpu")
+
+
+def record_stream(tensor: Tensor, stream: torch.Stream) -> None:
+    """Keeps memory from being given out again before what is queued on a stream now is done."""
+    tensor.record_stream(stream)
+
+
+def copy_later(to: Tensor, source: Tensor) -> None:
+    """Queues a copy to a device on its current stream; the host does not wait."""
+    to.copy_(source, non_blocking=True)
+
+
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of a device."""
+    if device.type == "cpu":
+        return 1
+    properties = torch.get_device_module(device).get_device_properties(device)
+    for name in ("multi_processor_count", "gpu_subslice_count"):  # CUDA and ROCm; XPU
+        if hasattr(properties, name):
+            return int(getattr(properties, name))
+    return 64
