@@ -69,7 +69,7 @@ class FusedPadam(Optimizer):
 
     Args:
         params: parameters, named parameters or dicts of param groups, as for torch.optim. All
-            options below from `lr` to `maximize` may differ between groups.
+            options below from `lr` to `seed` may differ between groups.
         lr: learning rate, a float or a tensor of one element. The paper's base learning rate for
             image classification is 0.1, as for SGD.
         betas: decay of the first and the second moment, each in [0, 1).

@@ -171,10 +171,13 @@ def _check_momentum_fits(beta1: float, beta2: float) -> None:
     remains = beta2 - beta1**2
     largest = (1 - beta1) * math.sqrt(beta2 / ((1 - beta2) * remains)) if remains > 0 else math.inf
     if beta1 > 0 and largest > MOST_ROOTS_OF_MOMENTUM:
+        advice = "a beta1 closer to 1, a smaller beta2,"
+        if remains <= 0.01:  # near that limit the other way is the right one
+            advice = "a smaller beta1, a beta2 closer to 1 (beta1**2 must be below it),"
         raise ValueError(
             f"betas=({beta1:g}, {beta2:g}) let exp_avg grow to {largest:.3g} times the root of "
-            f"exp_avg_sq, and state_dtype='packed32' holds {MOST_ROOTS_OF_MOMENTUM} times: take a "
-            "beta1 closer to 1, a smaller beta2, or state_dtype='float32'"
+            f"exp_avg_sq, and state_dtype='packed32' holds {MOST_ROOTS_OF_MOMENTUM} times: take "
+            f"{advice} or state_dtype='float32'"
         )
 
 

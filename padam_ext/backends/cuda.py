@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from padam_ext import native
+from padam_ext.backends import runtime
 from padam_ext.backends.device import DeviceStep, Kernels
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.buckets import Bucket
@@ -104,5 +105,5 @@ def unavailable_reason() -> str | None:
     if torch.version.hip is not None:
         return "it is for NVIDIA's GPUs, and this torch is for AMD's"
     if torch.version.cuda is None:
-        return "this torch is for the CPU only"
+        return runtime.torch_is_for_the_cpu() or "this torch is not for CUDA"
     return None if torch.cuda.is_available() else "torch sees no NVIDIA GPU here"

@@ -11,6 +11,13 @@ import torch
 from torch import Tensor
 
 
+def torch_is_for_the_cpu() -> str | None:
+    """What to do where this torch knows no GPU; None where it knows one."""
+    if any(getattr(torch.version, name, None) is not None for name in ("cuda", "hip", "xpu")):
+        return None
+    return "this torch is for the CPU only; for a GPU install one for CUDA, ROCm or XPU"
+
+
 def capturing() -> bool:
     """Whether work of the current stream goes into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
+from padam_ext.backends import runtime
 from padam_ext.backends.device import DeviceStep, Kernels
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.buckets import Bucket
@@ -54,6 +55,8 @@ def takes() -> frozenset[str]:
 
 def unavailable_reason() -> str | None:
     """Why it cannot run on this machine, and what to do; None if it can."""
+    if not _interpreted() and (problem := runtime.torch_is_for_the_cpu()) is not None:
+        return problem
     if (problem := _installation_problem()) is not None:
         return problem
     if _interpreted() or torch.cuda.is_available() or torch.xpu.is_available():
