@@ -216,7 +216,7 @@ def test_parameters_that_cannot_be_stored_so(dtype, options, message, backend):
         ({"seed": 0.5}, TypeError, "seed must be an integer, got 0.5"),
         ({"seed": True}, TypeError, "seed must be an integer, got True"),
         ({"master": "split", "param_rounding": "stochastic"}, ValueError, "leave out param_"),
-        (PACKED | {"betas": (0.5, 0.9999)}, ValueError, "grow to 57.7 times .* holds 23 times: take a beta1 closer to 1"),
+        (PACKED | {"betas": (0.5, 0.9999)}, ValueError, "grow to 57.7 .* holds 23 times"),
         (PACKED | {"betas": (0.9, 0.5)}, ValueError, "grow to inf times .* take a smaller beta1"),
     ],
 )  # fmt: skip
