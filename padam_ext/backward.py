@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from padam_ext.backends import runtime
+from padam_ext import runtime
 from padam_ext.checks import params_of
 from padam_ext.optimizer import FusedPadam
 

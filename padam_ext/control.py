@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from padam_ext.runtime import moved_to, widened
+
 
 class Control(NamedTuple):
     """What a step does with all gradients, as numbers or as tensors of one element on a device."""
@@ -76,19 +78,20 @@ def make_control(inputs: ControlInputs, norm: Tensor | None) -> Control:
 
     Args:
         inputs: see there.
-        norm: the unscaled norm, float64 of no dimensions; None where nobody needs it.
+        norm: the unscaled norm, of no dimensions, in its device's widest dtype; None where nobody
+            needs it.
     """
     factor, skip = Control()
     grad_scale, found_inf, max_grad_norm = inputs[:3]
     if grad_scale is not None:
-        factor = scalar_on(grad_scale, grad_scale.device).double().reciprocal()
+        factor = widened(scalar_on(grad_scale, grad_scale.device)).reciprocal()
     if norm is not None and max_grad_norm is not None and max_grad_norm < math.inf:
         clip = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         factor = clip if grad_scale is None else clip * scalar_on(factor, clip.device)
     if found_inf is not None:
-        skip = (scalar_on(found_inf, found_inf.device) != 0).double()
+        skip = widened(scalar_on(found_inf, found_inf.device) != 0)
     if norm is not None and inputs.skip_nonfinite:
-        nonfinite = (~norm.isfinite()).double()
+        nonfinite = widened(~norm.isfinite())
         if found_inf is not None:
             nonfinite = torch.maximum(nonfinite, scalar_on(skip, norm.device))
         skip = nonfinite
@@ -96,12 +99,8 @@ def make_control(inputs: ControlInputs, norm: Tensor | None) -> Control:
 
 
 def scalar_on(value: Any, device: torch.device) -> Tensor:
-    """One element as a tensor of no dimensions on a device.
-
-    Waits for a copy to the CPU, since the host may read it next.
-    """
-    moved: Tensor = value.to(device, non_blocking=device.type != "cpu").reshape(())
-    return moved
+    """One element as a tensor of no dimensions on a device, likewise."""
+    return moved_to(value, device).reshape(())
 
 
 class PrepareInputs(NamedTuple):

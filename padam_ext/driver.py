@@ -21,13 +21,13 @@ class Outcome(NamedTuple):
 
     Attributes:
         norm: the norm of all gradients, where it was asked for.
-        skipped: how many steps were skipped so far, int64 of one element; None if no step could.
+        skipped: see make_step, with those that this step has added.
         found_inf: not 0 if GradScaler found an infinity in any process, of one element; None where
             it does not ask.
     """
 
     norm: Tensor | None
-    skipped: Tensor | None
+    skipped: dict[torch.device, Tensor]
     found_inf: Tensor | None
 
 
@@ -36,7 +36,7 @@ def make_step(
     inputs: StepInputs,
     options: Mapping[int, Hyperparameters],
     control_inputs: ControlInputs,
-    skipped: Tensor | None = None,
+    skipped: dict[torch.device, Tensor] | None = None,
     reduction: Reduction | None = None,
 ) -> Outcome:
     """Makes one step of every bucket.
@@ -46,7 +46,7 @@ def make_step(
         inputs: what was gathered.
         options: of each param group that occurs.
         control_inputs: what unscaling, clipping and skipping depend on.
-        skipped: how many steps were skipped before.
+        skipped: how many steps were skipped before, int64 of one element by device.
         reduction: over which processes the norm and infinities add up; None for this one alone.
 
     Raises:
@@ -76,7 +76,7 @@ def make_step(
             of_all = finish()
             sums = [of_all.squares] if control_inputs.needs_norm else []
             control_inputs = control_inputs._replace(found_inf=of_all.found_inf)
-        control = StepControl(control_inputs, sums, dtype_of_norm, skipped)
+        control = StepControl(control_inputs, sums, dtype_of_norm, skipped or {})
         if not steps:
             control.as_tensors()
         for step, tensors in zip(steps, bound, strict=True):

@@ -13,8 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
-from padam_ext import checkpoint, choice, driver
-from padam_ext.backends import runtime
+from padam_ext import checkpoint, choice, driver, runtime
 from padam_ext.checks import Name, check_param
 from padam_ext.control import ControlInputs, check_scalar_tensor
 from padam_ext.conversion import joined, unpacked
@@ -201,7 +200,7 @@ class FusedPadam(Optimizer):
         self._sight = Sight()
         self._looked_for_shards = False
         self.grad_norm: Tensor | None = None
-        self._skipped: Tensor | None = None
+        self._skipped: dict[torch.device, Tensor] = {}
 
     @property
     def backend(self) -> str:
@@ -234,9 +233,10 @@ class FusedPadam(Optimizer):
 
         Counts from when the optimizer was made, or last loaded a state_dict.
         """
-        if self._skipped is None:
+        if not self._skipped:
             return torch.zeros((), dtype=torch.int64, device="cpu")
-        return self._skipped.clone()
+        first, *others = self._skipped.values()  # of each device that has found out
+        return sum((runtime.moved_to(other, first.device) for other in others), first.clone())
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from padam_ext import runtime
+
 Number = float | Tensor
 
 BIAS_CORRECTIONS = ("none", "authors", "adam")
@@ -285,7 +287,7 @@ def _device_tensor(name: str, value: Tensor, keep_tensors: bool) -> Tensor | Non
     if not _can_stay_on_device(value) or not (keep_tensors or value.device.type != "cpu"):
         return None
     value = value.detach()
-    return value if value.dtype in (torch.float32, torch.float64) else value.double()
+    return value if value.dtype in (torch.float32, torch.float64) else runtime.widened(value)
 
 
 def _item(name: str, value: Any) -> Any:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from padam_ext.backends import Backend, runtime
+from padam_ext import runtime
+from padam_ext.backends import Backend
 from padam_ext.backends.device import DeviceStep
 from padam_ext.backends.step import BucketStep
 from padam_ext.buckets import Bucket, ParamRecord, make_buckets, make_record
@@ -197,7 +198,7 @@ class Planner:
                 check_param(param, name)
                 check_grad(param, inputs.grads[position], name)
             check_precision(param, param_groups[groups[position]], name)
-            check_state(inputs.state.get(param, {}), param, name)
+            check_state(inputs.state.get(param, {}), param, name, waits=False)
         # Only a first salt depends on the place; to look for all places takes as long as a step.
         lacks_salt = any(
             storages[groups[i]].draws and "salt" not in inputs.state.get(inputs.params[i], {})

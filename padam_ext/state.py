@@ -51,8 +51,10 @@ class Sight:
 COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
 
 
-def check_state(state: ParamState, param: Tensor, name: object) -> None:
+def check_state(state: ParamState, param: Tensor, name: object, *, waits: bool = True) -> None:
     """Refuses a state that belongs to another parameter, or that no optimizer can have made.
+
+    Without `waits` a step count on a device is not read: the host would have to wait for it.
 
     Raises:
         ValueError: a moment of another shape, or one without the other; a step that counts nothing.
@@ -89,7 +91,7 @@ def check_state(state: ParamState, param: Tensor, name: object) -> None:
             raise TypeError(
                 f"state {key!r} of {name} must be {slot.stored_as}, got {state[key].dtype}"
             )
-    _check_step(state.get("step", 0), name)
+    _check_step(state.get("step", 0), name, waits)
     _check_salt(state.get("salt", 0), name)
 
 
@@ -112,10 +114,12 @@ def _check_salt(salt: Any, name: object) -> None:
         raise ValueError(f"state 'salt' of {name} must be an integer in [0, 2**32), got {salt!r}")
 
 
-def _check_step(step: Any, name: object) -> None:
+def _check_step(step: Any, name: object, waits: bool) -> None:
     if isinstance(step, Tensor):
         if not _is_dense(step) or step.numel() != 1 or step.is_meta or lacks_memory(step):
             raise ValueError(f"state 'step' of {name} must be one number, got {_describe(step)}")
+        if not waits and step.device.type != "cpu":
+            return
         step = step.item()
     if not isinstance(step, Real):
         raise TypeError(f"state 'step' of {name} must be a number, got {step!r}")

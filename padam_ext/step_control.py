@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from padam_ext.control import Control, ControlInputs, PrepareInputs, make_control, scalar_on
+from padam_ext import runtime
+from padam_ext.control import (
+    Control,
+    ControlInputs,
+    PrepareInputs,
+    make_control,
+    scalar_on,
+)
 from padam_ext.norm import norm_of, sums_on
 
 
@@ -18,7 +25,7 @@ class StepControl:
         inputs: what control is worked out from.
         norm: the norm of all gradients, of one element on the first bucket's device, once a backend
             has asked.
-        skipped: how many steps were skipped, int64 of one element; None until a step could be.
+        skipped: how many steps were skipped, int64 of one element by the device that found out.
     """
 
     def __init__(
@@ -26,7 +33,7 @@ class StepControl:
         inputs: ControlInputs,
         sums_of_squares: Sequence[Tensor],
         norm_dtype: torch.dtype,
-        skipped: Tensor | None,
+        skipped: dict[torch.device, Tensor],
     ) -> None:
         """Takes the sums of squares of each bucket, none where the norm plays no part."""
         self.inputs = inputs
@@ -44,7 +51,7 @@ class StepControl:
             norm = None
             if self.inputs.needs_norm:
                 device = self._sums[0].device if self._sums else torch.device("cpu")
-                zero = torch.zeros(1, dtype=torch.float64, device=device)
+                zero = torch.zeros(1, dtype=runtime.widest_float(device), device=device)
                 sums = sums_on(device, self._sums) if self._sums else zero
                 norm = norm_of(sums, self.inputs.grad_scale)
             self._control = make_control(self.inputs, norm)
@@ -78,11 +85,15 @@ class StepControl:
         return PrepareInputs(sums, grad_scale, found_inf, norm, skipped)
 
     def _count_skips_on(self, device: torch.device) -> Tensor:
-        if self.skipped is None:
-            self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        elif self.skipped.device != device:
-            self.skipped = self.skipped.to(device)
-        return self.skipped
+        # Each stays where it is: a CUDA graph adds to it whenever it runs.
+        if device not in self.skipped:
+            if runtime.capturing():  # else each replay would begin to count anew
+                raise RuntimeError(
+                    "a step of FusedPadam that may be skipped is being captured into a CUDA graph, "
+                    f"but none has been made on {device} before: make one before the capture"
+                )
+            self.skipped[device] = torch.zeros((), dtype=torch.int64, device=device)
+        return self.skipped[device]
 
 
 def _as_kernels_read(value: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 import torch
 
-from padam_ext import native
-from padam_ext.backends import cuda, runtime
+from padam_ext import native, runtime
+from padam_ext.backends import cuda
 from pretending import take_the_cpu
 
 SPOILED = -0x2152411021524111
@@ -190,7 +190,7 @@ class Device:
         work.is_done = True
         self.num_executed += 1
 
-    # What stands in for padam_ext.backends.runtime.
+    # What stands in for padam_ext.runtime.
 
     def capturing(self) -> bool:
         """See runtime.py."""

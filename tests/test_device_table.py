@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from padam_ext.backends import runtime
+from padam_ext import runtime
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.buckets import address_of, make_buckets, make_record
 from padam_ext.constants import Constants, RowOptions

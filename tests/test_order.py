@@ -9,8 +9,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from padam_ext import FusedPadam
-from padam_ext.backends import device_table, runtime
+from padam_ext import FusedPadam, runtime
+from padam_ext.backends import device_table
 from padam_ext.plan import Planner
 from pretending import run_cuda_on_host
 from queued_device import Choices, Device, every_order, use

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from padam_ext import native
-from padam_ext.backends import runtime
+from padam_ext import native, runtime
 from padam_ext.backends.device import DeviceStep, Kernels
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.buckets import Bucket

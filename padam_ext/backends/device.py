@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from padam_ext.backends import runtime
+from padam_ext import runtime
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.backends.step import BucketStep, Options
 from padam_ext.buckets import Bound, Bucket
@@ -32,6 +32,10 @@ class Kernels(NamedTuple):
     sum_of_squares: Callable[[DeviceTable], None]  # of each chunk's gradient, into partial_sums
     prepare: Callable[[DeviceTable, PrepareInputs], None]  # control, counters, late rows
     step: Callable[[DeviceTable, int], None]  # with the root that all rows share
+
+
+# Kernels that have run in this process: the first run of one loads it, which no capture allows.
+_loaded: set[tuple[object, ...]] = set()
 
 
 class DeviceStep(BucketStep):
@@ -76,6 +80,8 @@ class DeviceStep(BucketStep):
                 prepared=self._needs_prepare(inputs),
             )
             table.copy_changed()
+        if runtime.capturing():
+            self._check_loaded(inputs)
 
     def sum_of_squares(self, bound: Bound) -> Tensor:
         """The sum of each chunk's squares, float64 [chunk] on the device."""
@@ -83,6 +89,7 @@ class DeviceStep(BucketStep):
             partial_sums = self._device_table.make_partial_sums()
             if self._device_table.num_chunks > 0:
                 self._kernels.sum_of_squares(self._device_table)
+                _loaded.add(self._key("norm"))
             return partial_sums
 
     def step(self, bound: Bound, options: Options, control: StepControl) -> None:
@@ -97,8 +104,10 @@ class DeviceStep(BucketStep):
                 if self._needs_prepare(control.inputs):
                     self._kernels.prepare(table, control.on_device(self.bucket.device))
                     is_prepared = True
+                    _loaded.add(self._key("prepare", *_dtypes(control.inputs)))
                 if table.num_chunks > 0:  # else all tensors are empty
                     self._kernels.step(table, self._table.rows.root)
+                    _loaded.add(self._key("step", self._table.rows.root))
             except BaseException:
                 if self._counts.on_device and is_prepared:
                     self._counts.take_back_on_device(bound.inputs, table.prepared_control[1])
@@ -117,8 +126,33 @@ class DeviceStep(BucketStep):
         self._counted_on_host = False
         self._kept = []
 
+    def _check_loaded(self, inputs: ControlInputs) -> None:
+        """Refuses a capture in which a kernel would run for the first time."""
+        needed = []
+        if self._device_table.num_chunks > 0:
+            needed.append(self._key("step", self._table.rows.root))
+            if inputs.needs_norm:
+                needed.append(self._key("norm"))
+        if self._needs_prepare(inputs):
+            needed.append(self._key("prepare", *_dtypes(inputs)))
+        if not _loaded.issuperset(needed):
+            raise RuntimeError(
+                "a step of FusedPadam is being captured into a CUDA graph, but with other options "
+                "than all steps before: its kernel would have to be loaded, which a capture does "
+                "not allow. Make a step with these options (partial, clipping, GradScaler) before "
+                "the capture"
+            )
+
+    def _key(self, *kernel: object) -> tuple[object, ...]:
+        return (self._kernels.step, self.bucket.device, self.bucket.signature, *kernel)
+
     def _needs_prepare(self, inputs: ControlInputs) -> bool:
         return self._counts.on_device or self._table.rows.num_late > 0 or inputs.needs_device
+
+
+def _dtypes(inputs: ControlInputs) -> tuple[torch.dtype | None, ...]:
+    """Those by which there are several prepare kernels."""
+    return tuple(None if value is None else value.dtype for value in inputs[:2])
 
 
 def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparameters:
@@ -133,5 +167,5 @@ def _options_on(device: torch.device, options: Hyperparameters) -> Hyperparamete
                 f"{name} is a tensor on {value.device}, which a CUDA graph on {device} cannot "
                 f"read again: create it on {device}"
             )
-        moved[name] = value.to(device, non_blocking=True)
+        moved[name] = runtime.moved_to(value, device)
     return options.with_numbers(moved) if moved else options

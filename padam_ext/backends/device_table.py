@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from padam_ext.backends import runtime
+from padam_ext import runtime
 from padam_ext.constants import Constants
 from padam_ext.launch_table import LaunchTable
 from padam_ext.rows import SOURCE_WORDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from padam_ext import codecs
+from padam_ext import codecs, runtime
 from padam_ext.backends.step import BucketStep, Options
 from padam_ext.buckets import GRAD, Bound, Bucket
 from padam_ext.layout import in_memory_order
@@ -28,10 +28,10 @@ class EagerStep(BucketStep):
                 self._members.setdefault(group, []).append(i)
 
     def sum_of_squares(self, bound: Bound) -> Tensor:
-        """The sum of all gradients' squares, float64 of one element."""
+        """The sum of all gradients' squares, of one element."""
         grads = [bound.tensor(GRAD, i) for i in range(len(self.bucket.records))]
         # In float32 torch loses digits of long sums, on the CPU a percent of a large one.
-        norms = torch._foreach_norm(grads, 2, dtype=torch.float64)
+        norms = torch._foreach_norm(grads, 2, dtype=runtime.widest_float(self.bucket.device))
         return torch.stack(list(norms)).square().sum().reshape(1)
 
     def step(self, bound: Bound, options: Options, control: StepControl) -> None:

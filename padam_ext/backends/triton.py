@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
-from padam_ext.backends import runtime
+from padam_ext import runtime
 from padam_ext.backends.device import DeviceStep, Kernels
 from padam_ext.backends.device_table import DeviceTable
 from padam_ext.buckets import Bucket

@@ -1,6 +1,6 @@
-"""What the device path asks of a device's runtime: streams, captures, pinned memory.
+"""What is asked of a device's runtime: streams, captures, pinned memory, dtypes.
 
-For the CPU, on which kernels for GPUs run in tests, there is nothing to ask.
+For the CPU, on which kernels for GPUs run in tests, there is little to ask.
 """
 
 from __future__ import annotations
@@ -79,3 +79,22 @@ def num_processors(device: torch.device) -> int:
         if hasattr(properties, name):
             return int(getattr(properties, name))
     return 64
+
+
+def moved_to(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device. Waits for a copy to the CPU, since the host may read it next."""
+    return value.to(device, non_blocking=device.type != "cpu")
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, but on devices that have none: Apple's, and some of Intel's."""
+    if device.type == "mps":
+        return torch.float32
+    if device.type == "xpu" and not torch.xpu.get_device_properties(device).has_fp64:
+        return torch.float32
+    return torch.float64
+
+
+def widened(value: Tensor) -> Tensor:
+    """A tensor in the widest dtype that its device has."""
+    return value.to(widest_float(value.device))
