@@ -9,8 +9,11 @@ import torch
 from cases import ON_CPU
 from checking import step_and_check
 from padam_ext import FusedPadam
+from padam_ext.backends import device
 from padam_ext.backends.device_table import DeviceTable
+from padam_ext.control import ControlInputs
 from padam_ext.plan import ALL_PARAMS
+from padam_ext.step_control import StepControl
 
 device_kernels = pytest.mark.parametrize("backend", ON_CPU, indirect=True)
 
@@ -194,6 +197,51 @@ def test_what_cannot_be_captured(backend, capture):
     optimizer.step()
     with pytest.raises(RuntimeError, match=r"second step .* is being captured"):
         optimizer.step()
+
+
+@device_kernels
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer: optimizer.param_groups[0].update(partial=0.3),
+        lambda optimizer: setattr(optimizer, "max_grad_norm", 1.0),
+        lambda optimizer: setattr(optimizer, "grad_scale", torch.tensor(2.0)),
+    ],
+    ids=["another power", "a norm", "a scale"],
+)
+def test_a_kernel_that_has_not_run_is_not_captured(change, backend, capture, monkeypatch):
+    """The first run loads it."""
+    monkeypatch.setattr(device, "_loaded", set())
+    params = make_params()
+    optimizer = FusedPadam(params, capturable=True, backend=backend)
+    set_grads(params)
+    optimizer.step()
+    change(optimizer)
+    before = [param.detach().clone() for param in params]
+    capture(True)
+    with pytest.raises(RuntimeError, match=r"other options than all steps before.* Make a step"):
+        optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(before, params, strict=True))
+    capture(False)
+    change(optimizer)
+    optimizer.step()
+    change(optimizer)
+    capture(True)
+    optimizer.step()
+
+
+def test_skips_are_counted_where_they_are_found_out(capture):
+    """A tensor for each device: a graph adds to it wherever the next step finds out."""
+    here, there = torch.device("cpu"), torch.device("meta")
+    skipped = {}
+    control = StepControl(ControlInputs(skip_nonfinite=True), [], torch.float32, skipped)
+    first = control._count_skips_on(here)
+    control._count_skips_on(there)
+    assert control._count_skips_on(here) is first
+    assert set(skipped) == {here, there}
+    capture(True)
+    with pytest.raises(RuntimeError, match="none has been made on cpu before: make one"):
+        StepControl(control.inputs, [], torch.float32, {})._count_skips_on(here)
 
 
 @device_kernels

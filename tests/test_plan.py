@@ -318,7 +318,8 @@ def test_gradients_are_not_kept_alive(backend):
 def test_a_gradient_of_zeros_without_memory(backend):
     param = torch.nn.Parameter(torch.randn(4))
     optimizer = FusedPadam([param], backend=backend)
-    for grad in (torch.ones(4), torch._efficientzerotensor((4,)), torch.ones(4)):
+    zeros = torch._efficientzerotensor((4,), device=param.device)  # takes no default device
+    for grad in (torch.ones(4), zeros, torch.ones(4)):
         param.grad = grad
         step_and_check(optimizer)
 
