@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .PHONY: help demo storage bench bench-gpu test lint types tests test-all-cases \
 	test-build test-sanitize test-interpret test-compile test-order test-ptx test-cuda \
-	test-distributed test-clients test-paper test-gpu test-gpu-sanitize kernel-tables paper clean
+	test-distributed test-clients test-paper gpu test-gpu test-gpu-sanitize kernel-tables paper clean
 
 help:
 	@echo "make demo           train a small ResNet on handwritten digits by four optimizers"
@@ -22,6 +22,7 @@ help:
 	@echo "make kernel-tables  registers and instructions of both, into benchmarks/results/"
 	@echo "make test-distributed  DTensor, FSDP, DDP and ZeRO in two and four processes over gloo"
 	@echo "make test-clients   the libraries of docs/stacks.md train with it"
+	@echo "make gpu            the first half hour with a GPU, most valuable results first"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
 	@echo "make bench          time of a step beside torch.optim's and others', on this CPU"
@@ -166,9 +167,16 @@ test-paper: $(READY)
 test-gpu:
 	$(PYTHON) -m pytest -m gpu
 
-# Where NVIDIA's compute-sanitizer is installed.
+# The first half hour with a GPU: versions, a small step, tests, then speed, each result written as
+# soon as it is known. Ends in under nine minutes and goes on where it ended; DONE names folders with
+# results of other calls. Needs nothing but what test-gpu needs.
+DONE ?=
+gpu:
+	PYTHONPATH=tests $(PYTHON) -m benchmarks.first_contact --out $(OUT) $(if $(DONE),--done $(DONE))
+
+# Where NVIDIA's compute-sanitizer is installed. Memory that torch keeps for itself hides overruns.
 test-gpu-sanitize:
-	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu -k "another_kernel"
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu -k "another_kernel"
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(PAPER) build dist out *.egg-info padam_ext/_native*.so \
