@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .PHONY: help demo storage bench bench-gpu test lint types tests test-all-cases \
 	test-build test-sanitize test-interpret test-compile test-order test-ptx test-cuda \
-	test-distributed test-clients test-paper gpu test-gpu test-gpu-sanitize kernel-tables paper clean
+	test-distributed test-clients test-paper native gpu test-gpu test-gpu-sanitize kernel-tables paper clean
 
 help:
 	@echo "make demo           train a small ResNet on handwritten digits by four optimizers"
@@ -22,6 +22,7 @@ help:
 	@echo "make kernel-tables  registers and instructions of both, into benchmarks/results/"
 	@echo "make test-distributed  DTensor, FSDP, DDP and ZeRO in two and four processes over gloo"
 	@echo "make test-clients   the libraries of docs/stacks.md train with it"
+	@echo "make native         a native module for PYTHON=..., to be carried to another machine"
 	@echo "make gpu            the first half hour with a GPU, most valuable results first"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
 	@echo "make test-gpu-sanitize  the same kernels under compute-sanitizer"
@@ -167,11 +168,26 @@ test-paper: $(READY)
 test-gpu:
 	$(PYTHON) -m pytest -m gpu
 
+# A native module for another Python, as in `make native PYTHON=python3.12`, beside the package's
+# source: for a machine without a compiler.
+NATIVE := build/native
+native:
+	rm -rf $(NATIVE)
+	$(PYTHON) -m venv $(NATIVE)
+	$(NATIVE)/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(NATIVE)/wheel .
+	$(NATIVE)/bin/python -m zipfile -e $(NATIVE)/wheel/*.whl $(NATIVE)/content
+	cp $(NATIVE)/content/padam_ext/_native*.so padam_ext/
+
 # The first half hour with a GPU: versions, a small step, tests, then speed, each result written as
 # soon as it is known. Ends in under nine minutes and goes on where it ended; DONE names folders with
 # results of other calls. Needs nothing but what test-gpu needs.
 DONE ?=
 gpu:
+	@# A native module that `make native` has put here is taken as it is: there may be no nvcc.
+	@$(PYTHON) -c "import padam_ext.kernels" 2> /dev/null || \
+		PADAM_EXT_BUILD=$$(ls padam_ext/_native$$($(PYTHON) -c "import sysconfig; \
+			print(sysconfig.get_config_var('EXT_SUFFIX'))") > /dev/null 2>&1 && echo none || echo auto) \
+		$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps -e .
 	PYTHONPATH=tests $(PYTHON) -m benchmarks.first_contact --out $(OUT) $(if $(DONE),--done $(DONE))
 
 # Where NVIDIA's compute-sanitizer is installed. Memory that torch keeps for itself hides overruns.

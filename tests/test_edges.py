@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cases import each_dtype, each_partial
-from checking import INTERPRETED, assert_same, step_and_check
+from cases import SLOWLY, each_dtype, each_partial
+from checking import assert_same, step_and_check
 from padam_ext import FusedPadam
 
 pytestmark = [
@@ -179,11 +179,11 @@ def test_dtypes_mix_in_one_optimizer(backend):
 
 
 def test_thousands_of_tensors(backend):
-    params = [parameter(torch.randn(1 + i % 13)) for i in range(200 if INTERPRETED else 2000)]
+    params = [parameter(torch.randn(1 + i % 13)) for i in range(200 if SLOWLY else 2000)]
     reference = [parameter(torch.cat([p.detach() for p in params]))]
     optimizer = FusedPadam(params, weight_decay=0.1, backend=backend)
     joined = FusedPadam(reference, weight_decay=0.1, backend=backend)
-    for _ in range(1 if INTERPRETED else 2):
+    for _ in range(1 if SLOWLY else 2):
         for param in params:
             param.grad = torch.randn_like(param)
         reference[0].grad = torch.cat([p.grad for p in params])

@@ -12,7 +12,7 @@ from ptx import launches
 from ptx.program import Module
 
 pytestmark = [pytest.mark.ptx, pytest.mark.nvcc]
-ROOTS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 0.3)
+ROOTS = (0.0, 1 / 16, 1 / 8, 0.3)
 PLAIN = [(dtype, {}) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)]
 
 

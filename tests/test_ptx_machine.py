@@ -224,6 +224,7 @@ def test_arithmetic(instruction, inputs, expected):
         ("shr.s32 %r3, -8, 40;", 0xFFFFFFFF),
         ("shr.u32 %r3, -8, 28;", 15),
         ("mov.b32 %r3, {3, 5};", 0x50003),
+        ("mov.b16 %rs1, 7; mov.b32 %r3, {%rs1, %rs8};", 0xBADB0007),  # nobody writes %rs8
         ("setp.lt.s32 %p1, -1, 1; selp.u32 %r3, 7, 9, %p1;", 7),
         ("setp.lt.u32 %p1, -1, 1; selp.u32 %r3, 7, 9, %p1;", 9),
         ("setp.ne.f32 %p1, 0f7FC00000, 0f0; selp.u32 %r3, 7, 9, %p1;", 9),

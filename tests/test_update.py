@@ -11,7 +11,7 @@ from padam_ext.reference import padam_step
 pytestmark = [pytest.mark.numbers, pytest.mark.gpu_variants, pytest.mark.ptx_variants]
 
 # Sizes below, at and across vector widths and blocks; fewer where interpretation takes its time.
-NUM_STEPS = 3 if EXECUTED else 6
+NUM_STEPS = 2 if EXECUTED else 6
 SIZES = (1, 1031) if SLOWLY else (1, 7, 64, 333, 1031)
 
 

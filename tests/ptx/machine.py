@@ -27,6 +27,7 @@ from ptx.program import (
 
 WARP = 32
 PROGRAMS_AT_A_TIME = 32
+GARBAGE = 0x5BADBADB5BADBADB  # as a float32 a large number
 Execute = Callable[["Batch", np.ndarray], None]
 
 
@@ -202,7 +203,13 @@ class Batch:
 
     def _joined(self, vector: Vector, dtype: np.dtype, lanes: np.ndarray) -> np.ndarray:
         size = dtype.itemsize // len(vector.items)
-        parts = [self.read(item, np.dtype(f"u{size}"), lanes) for item in vector.items]
+        # Compilers pair a number with a register that nobody writes where only the number counts.
+        parts = [
+            np.array(GARBAGE & (1 << 8 * size) - 1, f"u{size}")
+            if isinstance(item, Register) and item.name not in self.registers
+            else self.read(item, np.dtype(f"u{size}"), lanes)
+            for item in vector.items
+        ]
         columns = [np.broadcast_to(part, len(lanes)) for part in parts]
         return np.stack(columns, axis=1).view(dtype)[:, 0]
 
