@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -55,6 +56,7 @@ class Machine:
         self.threads = threads
         self.counts: Counter[str] = Counter()
         self.num_programs = 0
+        self.kinds: dict[str, np.dtype] = {}
         self._execute = [_translate(one, program, lean) for one in program.instructions]
 
     def run(self, grid: int, params: bytes, memory: GlobalMemory) -> None:
@@ -121,6 +123,7 @@ class Batch:
     ) -> None:
         program = machine.program
         self._types = program
+        self._kinds = machine.kinds
         self.num_threads = count * machine.threads
         self.groups: dict[int, np.ndarray] = {}  # threads by the instruction that comes next
         self.registers: dict[str, np.ndarray] = {}
@@ -188,10 +191,7 @@ class Batch:
         elif isinstance(operand, Special):
             values = self.specials[operand.name][lanes]
         elif isinstance(operand, Immediate):
-            if dtype.kind == "b":
-                return np.bool_(operand.value)
-            bits = operand.value & (1 << 8 * dtype.itemsize) - 1
-            return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
+            return _constant(operand.value, dtype)
         elif isinstance(operand, Symbol):
             offsets = self._types.shared_offsets | self._types.param_offsets
             return np.array(offsets[operand.name], dtype)[()]
@@ -210,8 +210,10 @@ class Batch:
             else self.read(item, np.dtype(f"u{size}"), lanes)
             for item in vector.items
         ]
-        columns = [np.broadcast_to(part, len(lanes)) for part in parts]
-        return np.stack(columns, axis=1).view(dtype)[:, 0]
+        joined = np.empty((len(lanes), len(parts)), f"u{size}")
+        for place, part in enumerate(parts):
+            joined[:, place] = part
+        return joined.view(dtype)[:, 0]
 
     def write(self, operand: Operand, values: np.ndarray, lanes: np.ndarray) -> None:
         """Writes a result for some threads."""
@@ -223,19 +225,36 @@ class Batch:
             return
         if operand.name == "_":
             return
-        wanted = operations.DTYPES[self._types.type_of(operand.name)]
-        kind = wanted if wanted.kind == "b" else np.dtype(f"u{wanted.itemsize}")
+        kind = self._kind_of(operand.name)
         if values.dtype.kind != "b" and values.dtype.itemsize == kind.itemsize:
             values = values.view(kind)
         else:
             values = values.astype(kind)  # extends the sign of a signed number
         if len(lanes) == self.num_threads:
-            self.registers[operand.name] = np.array(np.broadcast_to(values, len(lanes)))
+            self.registers[operand.name] = np.ascontiguousarray(values)  # is never written into
             return
         before = self.registers.get(operand.name)
         after = np.zeros(self.num_threads, kind) if before is None else before.copy()
         after[lanes] = values
         self.registers[operand.name] = after
+
+    def _kind_of(self, register: str) -> np.dtype:
+        """The dtype in which a register is kept: bool, or unsigned."""
+        kind = self._kinds.get(register)
+        if kind is None:
+            wanted = operations.DTYPES[self._types.type_of(register)]
+            kind = wanted if wanted.kind == "b" else np.dtype(f"u{wanted.itemsize}")
+            self._kinds[register] = kind
+        return kind
+
+
+@cache
+def _constant(value: int, dtype: np.dtype) -> np.generic:
+    """A number, or the bits of one, as a dtype."""
+    if dtype.kind == "b":
+        return np.bool_(value)
+    bits = value & (1 << 8 * dtype.itemsize) - 1
+    return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
 
 
 def _translate(instruction: Instruction, program: Program, lean: int) -> Execute | None:
