@@ -108,7 +108,7 @@ def test_shuffles_shared_memory_and_barriers():
     ("body", "message"),
     [
         (SUM.replace("bar.sync 0;", "") + STORE, "with no barrier between them"),
-        (SUM.replace("@%p1 st", "setp.lt.u32 %p1, %r0, 32; @%p1 st") + STORE, "nobody wrote"),
+        (SUM.replace("@%p1 st", "setp.eq.u32 %p1, %r0, 0; @%p1 st") + STORE, "nobody wrote"),
         (SUM.replace("bar.sync", "setp.eq.u32 %p2, %r0, 3; @%p2 bra L; bar.sync") + "L:" + STORE,
          "wait at a barrier"),
         ("setp.eq.u32 %p1, %r0, 3; @%p1 bra L;" + SUM + "L:" + STORE, "does not take part"),
@@ -116,7 +116,17 @@ def test_shuffles_shared_memory_and_barriers():
         (ONE + "sub.s64 %rd1, %rd1, 4;" + STORE, "outside of all tensors, at before all regions"),
         (ONE + "add.s64 %rd1, %rd1, 2;" + STORE, "is not aligned to its 4 bytes"),
         (ONE + "st.global.v2.b32 [%rd1], {%r3, %r3}; ret; }", "aligned to its 8 bytes"),
-        ("add.s64 %rd1, %rd0, 0; mov.u32 %r3, %r0;" + STORE, "another thread writes something"),
+        ("add.s64 %rd1, %rd0, 0; mov.u32 %r3, %r0;" + STORE, "another thread writes"),
+        (ONE + "st.global.b32 [%rd1], %r3; xor.b32 %r4, %r0, 63; mul.wide.u32 %rd3, %r4, 4;"
+         "add.s64 %rd3, %rd0, %rd3; ld.global.b32 %r5, [%rd3]; ret; }",
+         "reads what another thread writes"),
+        ("mov.u32 %r7, shared; st.shared.b32 [%r7], %r0;" + ONE + STORE, "another thread writes something else"),
+        (SUM + "st.shared.b32 [shared], %r3;" + STORE, "that another thread reads"),
+        ("mov.u32 %r3, %r0; shfl.sync.bfly.b32 %r4, %r3, 33, 31, -1;" + STORE, "leaves the warp"),
+        ("setp.lt.u32 %p1, %r0, 16; @!%p1 bra L; mov.u32 %r3, %r0;"
+         "shfl.sync.bfly.b32 %r4, %r3, 1, 31, -1; L:" + ONE + STORE, "does not take part"),
+        ("ld.param.u64 %rd2, [kernel_param_0+8];" + ONE + STORE, "beyond the 8 bytes"),
+        (ONE + "mov.b16 %rs1, 1; neg.bf16 %rs2, %rs1;" + STORE, "unknown opcode: 'neg.bf16"),
         ("mov.u32 %r3, %r8;" + STORE, "register %r8 is read before it is written"),
         ("mov.u32 %r3, 0; vote.sync.any.pred %p1, %p2, -1;" + STORE, "unknown opcode: 'vote.sync"),
         ("mov.u32 %r3, 0; ld.volatile.b32 %r3, [%rd1];" + STORE, "unknown opcode: 'ld.volatile"),
@@ -131,16 +141,22 @@ def test_what_is_wrong_with_a_kernel_is_found(body, message):
     ("body", "message"),
     [
         ("mov.u32 %r3, %r0; mul.wide.u32 %rd1, %r0, 4; add.s64 %rd1, %rd0, %rd1;" + STORE,
-         "writes to what another program writes"),
+         "writes to what another thread writes"),
         ("ld.global.b32 %r3, [%rd0]; setp.eq.u32 %p1, %r1, 1; @%p1 st.global.b32 [%rd0], %r3;"
-         "ret; }", "writes to what another program reads"),
+         "ret; }", "writes to what another thread reads"),
         (ONE + "st.global.b32 [%rd1], %r3; ld.global.b32 %r3, [%rd0]; ret; }",
-         "reads what another program writes"),
+         "reads what another thread writes"),
     ],
 )  # fmt: skip
 def test_races_between_programs_are_found(body, message):
     with pytest.raises(PtxError, match=message):
         run(body, programs=2)
+
+
+def test_what_nobody_wrote_in_a_register_is_no_zero():
+    found = run("setp.lt.u32 %p1, %r0, 10; @%p1 mov.u32 %r3, 5;" + STORE)
+    assert (found[:10] == 5).all()
+    assert (found[10:] == 0x5BADBADB).all()
 
 
 def test_only_outputs_are_written_and_only_what_is_written_is_read():
@@ -202,6 +218,11 @@ def test_multiply_add_rounds_once(dtype):
         ("cvt.rzi.s32.f32 d, a;", (-3.9,), 0xFFFFFFFD),
         ("cvt.rzi.s32.f32 d, a;", (3e9,), 0x7FFFFFFF),
         ("cvt.rzi.s32.f32 d, a;", (np.nan,), 0),
+        (
+            "cvt.rzi.s64.f32 %rd2, a; shr.u64 %rd2, %rd2, 32; cvt.u32.u64 d, %rd2;",
+            (np.nan,),
+            0x80000000,
+        ),
         ("cvt.rmi.f32.f32 d, a;", (-1e-40,), 0xBF800000),
         ("cvt.rmi.ftz.f32.f32 d, a;", (-1e-40,), 0x80000000),
         ("abs.ftz.f32 d, a;", (-1e-40,), 0),
@@ -284,7 +305,7 @@ class TestFaultsPlantedInOurKernel:
             step(r"(ld\.global\.v4\.b32 \{[^}]*\}, \[ %rd\d+ \+ )0", r"\g<1>4")
 
     def test_two_programs_on_one_chunk(self, step):
-        with pytest.raises(PtxError, match="another program"):
+        with pytest.raises(PtxError, match="another thread"):
             step(r"mov\.u32\s+(%r\d+), %ctaid\.x;", r"mov.u32 \1, 1;")
 
     def test_a_tail_without_its_predicate(self, step):

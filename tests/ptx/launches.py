@@ -57,7 +57,9 @@ def table_regions(kernel: str, sections: Mapping[str, Tensor | None]) -> Iterato
         is_output = name in OUTPUTS[kernel]
         region = Region(
             name, tensor.data_ptr(), tensor.nbytes, is_output,
-            not (is_output and name in UNWRITTEN),
+            is_written=not (is_output and name in UNWRITTEN),
+            # All threads of Triton's kernel read it, the one that adds to it uses it.
+            others_may_read=name == "skipped",
         )  # fmt: skip
         other = at_places.get(region.address)  # what stands in for something that is absent
         if other is None or (other.is_output, other.size) < (region.is_output, region.size):

@@ -128,15 +128,14 @@ class Batch:
         self.groups: dict[int, np.ndarray] = {}  # threads by the instruction that comes next
         self.registers: dict[str, np.ndarray] = {}
         self.memory = memory
-        self.params = np.frombuffer(params.ljust(program.param_bytes + 8, b"\0"), np.uint8)
-        self.shared = SharedMemory(count, program.shared_bytes, machine.threads)
+        self.params = np.frombuffer(params, np.uint8)
+        self.shared = SharedMemory(count, program.shared_bytes)
         threads = np.arange(self.num_threads)
         self._threads_of_program = machine.threads
         self._programs = threads // machine.threads
-        self._warps = threads % machine.threads // WARP
         self._barriers = np.zeros(count, np.int64)
         self._waiting: dict[int, tuple[int, list[np.ndarray]]] = {}  # by program
-        self.global_programs = (first + self._programs + 1).astype(np.int32)  # from 1
+        self.numbers = (first * machine.threads + threads + 1).astype(np.int32)  # of the launch
         self.specials = {
             "%tid.x": (threads % machine.threads).astype(np.uint32),
             "%ctaid.x": (first + self._programs).astype(np.uint32),
@@ -178,7 +177,7 @@ class Batch:
     def places(self, lanes: np.ndarray) -> Places:
         """Where threads are, for shared memory."""
         programs = self._programs[lanes]
-        return Places(programs, self._warps[lanes], self._barriers[programs])
+        return Places(programs, self.numbers[lanes].astype(np.int64), self._barriers[programs])
 
     def read(self, operand: Operand, dtype: np.dtype, lanes: np.ndarray) -> np.ndarray:
         """The value of an operand for some threads, as a dtype."""
@@ -234,7 +233,10 @@ class Batch:
             self.registers[operand.name] = np.ascontiguousarray(values)  # is never written into
             return
         before = self.registers.get(operand.name)
-        after = np.zeros(self.num_threads, kind) if before is None else before.copy()
+        if before is None:  # in other threads, nobody has written it
+            bits = GARBAGE & (1 << 8 * kind.itemsize) - 1
+            before = np.full(self.num_threads, bits if kind.kind == "u" else True, kind)
+        after = before.copy()
         after[lanes] = values
         self.registers[operand.name] = after
 
@@ -301,6 +303,8 @@ def _access(instruction: Instruction, program: Program) -> Execute:
         places = batch.read(address.base, np.dtype(np.int64), lanes) if address.base else 0
         places = np.broadcast_to(places + np.int64(address.offset), lanes.shape)
         if space == "param":
+            if (places < 0).any() or (places + dtype.itemsize * count > program.param_bytes).any():
+                raise AccessError(f"reads beyond the {program.param_bytes} bytes of parameters")
             numbers = batch.params[places[:, None] + np.arange(dtype.itemsize * count)]
             loaded = list(np.ascontiguousarray(numbers).view(unsigned).T)
         elif name == "st":
@@ -310,13 +314,12 @@ def _access(instruction: Instruction, program: Program) -> Execute:
             if space == "shared":
                 batch.shared.store(places, values, batch.places(lanes))
             else:
-                batch.memory.store(places, values, batch.global_programs[lanes])
+                batch.memory.store(places, values, batch.numbers[lanes])
             return
         elif space == "shared":
             loaded = batch.shared.load(places, dtype.itemsize, count, batch.places(lanes))
         else:
-            programs = batch.global_programs[lanes]
-            loaded = batch.memory.load(places, dtype.itemsize, count, programs)
+            loaded = batch.memory.load(places, dtype.itemsize, count, batch.numbers[lanes])
         for item, one in zip(items, loaded, strict=True):
             batch.write(item, np.ascontiguousarray(one).view(dtype), lanes)
 
@@ -345,11 +348,15 @@ def _exchange(operands: Sequence[Operand]) -> Execute:
         raise PtxError(f"shfl.sync.bfly.b32 with other masks: {rest}")
 
     def execute(batch: Batch, lanes: np.ndarray) -> None:
-        partners = lanes ^ np.broadcast_to(batch.read(flip, np.dtype(np.int64), lanes), lanes.shape)
+        flips = batch.read(flip, np.dtype(np.uint32), lanes)
+        if np.any(flips >= WARP):
+            raise PtxError("shfl.sync leaves the warp")
+        partners = lanes ^ np.broadcast_to(flips, lanes.shape).astype(np.int64)
         is_here = np.zeros(batch.num_threads, bool)
         is_here[lanes] = True
-        if not is_here[partners].all():
-            raise PtxError("shfl.sync reads a thread that does not take part")
+        warps = is_here.reshape(-1, WARP)
+        if not (warps.all(1) | ~warps.any(1)).all():
+            raise PtxError("shfl.sync is for all threads of a warp, and one does not take part")
         batch.write(result, batch.registers[source.name][partners], lanes)
 
     return execute

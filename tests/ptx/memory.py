@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 GRANULE = 2  # bytes; no access is smaller
-SEVERAL = -1  # programs, in place of one
+SEVERAL = -1  # threads, in place of one
 
 
 class AccessError(Exception):
@@ -28,6 +28,7 @@ class Region(NamedTuple):
         size: how many.
         is_output: whether the launch may write to it.
         is_written: whether it holds something before the launch.
+        others_may_read: one thread adds to it; others may read it and not use what they read.
     """
 
     name: str
@@ -35,12 +36,13 @@ class Region(NamedTuple):
     size: int
     is_output: bool = False
     is_written: bool = True
+    others_may_read: bool = False
 
 
 class GlobalMemory:
     """All regions of one launch.
 
-    No two programs may write to one byte, nor may one read what another has written.
+    No two threads may write to one byte, nor may one read what another writes.
     """
 
     def __init__(self, regions: Sequence[Region]) -> None:
@@ -51,6 +53,7 @@ class GlobalMemory:
         self._begins = np.array([r.address for r in self.regions], np.int64)
         self._ends = self._begins + np.array([r.size for r in self.regions], np.int64)
         self._is_output = np.array([r.is_output for r in self.regions], bool)
+        self._may_read = np.array([r.others_may_read for r in self.regions], bool)
         # Places keep their addresses' rest by 16, so that what is aligned stays aligned.
         places, end = [], 0
         for region in self.regions:
@@ -61,7 +64,7 @@ class GlobalMemory:
         self._bytes = np.zeros(end + -end % 16, np.uint8)
         count = len(self._bytes) // GRANULE
         self._is_written = np.zeros(count, bool)
-        self._writer = np.zeros(count, np.int32)  # programs, counted from 1
+        self._writer = np.zeros(count, np.int32)  # threads, counted from 1
         self._reader = np.zeros(count, np.int32)
         for region, place in zip(self.regions, places, strict=True):
             span = slice(place, place + region.size)
@@ -70,7 +73,7 @@ class GlobalMemory:
         self.num_accesses = 0
 
     def load(
-        self, addresses: np.ndarray, size: int, count: int, programs: np.ndarray
+        self, addresses: np.ndarray, size: int, count: int, threads: np.ndarray
     ) -> list[np.ndarray]:
         """What `count` neighbouring numbers of `size` bytes hold, for each thread.
 
@@ -78,16 +81,17 @@ class GlobalMemory:
             addresses: int64 [thread].
             size: of a number.
             count: how many each thread reads.
-            programs: of each thread, counted from 1.
+            threads: their numbers in the launch, from 1.
         """
-        places, _ = self._places_of(addresses, size * count)
+        places, regions = self._places_of(addresses, size * count)
         granules = _granules(places, size * count)
         if not self._is_written[granules].all():
             self._refuse(addresses, ~self._is_written[granules].all(1), "reads what nobody wrote")
-        mine = programs[:, None]
-        others = (self._writer[granules] != 0) & (self._writer[granules] != mine)
+        mine = threads[:, None]
+        others = ((self._writer[granules] != 0) & (self._writer[granules] != mine)).any(1)
+        others &= ~self._may_read[regions]
         if others.any():
-            self._refuse(addresses, others.any(1), "reads what another program writes")
+            self._refuse(addresses, others, "reads what another thread writes")
         before = self._reader[granules]
         self._reader[granules] = np.where((before == 0) | (before == mine), mine, SEVERAL)
         alone = self._reader[granules] == mine  # else several read it in this instruction
@@ -96,7 +100,7 @@ class GlobalMemory:
         return [numbers[places // size + i] for i in range(count)]
 
     def store(
-        self, addresses: np.ndarray, values: Sequence[np.ndarray], programs: np.ndarray
+        self, addresses: np.ndarray, values: Sequence[np.ndarray], threads: np.ndarray
     ) -> None:
         """Writes neighbouring numbers, [thread] each, see `load`."""
         size = values[0].dtype.itemsize
@@ -104,11 +108,13 @@ class GlobalMemory:
         if not self._is_output[regions].all():
             self._refuse(addresses, ~self._is_output[regions], "writes to what is no output")
         granules = _granules(places, size * len(values))
-        mine = programs[:, None]
+        mine = threads[:, None]
         for other, what in ((self._writer, "writes"), (self._reader, "reads")):
-            others = (other[granules] != 0) & (other[granules] != mine)
+            others = ((other[granules] != 0) & (other[granules] != mine)).any(1)
+            if what == "reads":
+                others &= ~self._may_read[regions]
             if others.any():
-                self._refuse(addresses, others.any(1), f"writes to what another program {what}")
+                self._refuse(addresses, others, f"writes to what another thread {what}")
         self._writer[granules] = mine
         self._is_written[granules] = True
         numbers = self._bytes.view(f"u{size}")
@@ -119,7 +125,7 @@ class GlobalMemory:
                 self._refuse(addresses, lost, "writes where another thread writes something else")
         lost = (self._writer[granules] != mine).any(1)
         if lost.any():
-            self._refuse(addresses, lost, "writes to what another program writes")
+            self._refuse(addresses, lost, "writes to what another thread writes")
 
     def write_back(self) -> None:
         """Brings what was written to where the tensors are."""
@@ -150,49 +156,52 @@ class GlobalMemory:
 class SharedMemory:
     """The shared memory of several programs, each with its own.
 
-    Between two barriers no thread may touch what one of another warp writes.
+    Between two barriers no thread may touch what another one writes.
     """
 
-    def __init__(self, num_programs: int, size: int, threads_of_program: int) -> None:
+    def __init__(self, num_programs: int, size: int) -> None:
         self._size = size
         self._pitch = size + -size % 16
         self._bytes = np.zeros(num_programs * self._pitch + 16, np.uint8)
         count = len(self._bytes) // GRANULE
-        self._warps_of_program = threads_of_program // 32
-        self._writer = np.zeros(count, np.int64)  # warp and barrier, in one number; 0 for nobody
+        self._writer = np.zeros(count, np.int64)  # threads, counted from 1
+        self._written_at = np.full(count, -1, np.int64)  # after how many barriers
         self._reader = np.zeros(count, np.int64)
-        self._ever_written = np.zeros(count, bool)
+        self._read_at = np.full(count, -1, np.int64)
 
-    def load(
-        self, addresses: np.ndarray, size: int, count: int, places_of_threads: Places
-    ) -> list[np.ndarray]:
+    def load(self, addresses: np.ndarray, size: int, count: int, here: Places) -> list[np.ndarray]:
         """See GlobalMemory."""
-        places = self._places_of(addresses, size * count, places_of_threads)
+        places = self._places_of(addresses, size * count, here)
         granules = _granules(places, size * count)
-        if not self._ever_written[granules].all():
+        now, mine = here.barriers[:, None], here.threads[:, None]
+        if (self._written_at[granules] < 0).any():
             raise AccessError("reads shared memory that nobody wrote")
-        self._check_others(self._writer[granules], places_of_threads, "reads", "writes")
-        stamps = places_of_threads.stamps(self._warps_of_program)[:, None]
-        self._reader[granules] = stamps
+        self._check_others(self._writer, self._written_at, granules, here, "reads", "writes")
+        is_first = self._read_at[granules] != now
+        before = np.where(is_first, mine, self._reader[granules])
+        self._reader[granules] = np.where(before == mine, mine, SEVERAL)
+        self._reader[granules[self._reader[granules] != mine]] = SEVERAL
+        self._read_at[granules] = now
         numbers = self._bytes.view(f"u{size}")
         return [numbers[places // size + i] for i in range(count)]
 
-    def store(
-        self, addresses: np.ndarray, values: Sequence[np.ndarray], places_of_threads: Places
-    ) -> None:
+    def store(self, addresses: np.ndarray, values: Sequence[np.ndarray], here: Places) -> None:
         """See GlobalMemory."""
         size = values[0].dtype.itemsize
-        places = self._places_of(addresses, size * len(values), places_of_threads)
+        places = self._places_of(addresses, size * len(values), here)
         granules = _granules(places, size * len(values))
-        self._check_others(self._writer[granules], places_of_threads, "writes", "writes")
-        self._check_others(self._reader[granules], places_of_threads, "writes", "reads")
-        self._writer[granules] = places_of_threads.stamps(self._warps_of_program)[:, None]
-        self._ever_written[granules] = True
+        self._check_others(self._writer, self._written_at, granules, here, "writes", "writes")
+        self._check_others(self._reader, self._read_at, granules, here, "writes", "reads")
+        self._writer[granules] = here.threads[:, None]
+        self._written_at[granules] = here.barriers[:, None]
         numbers = self._bytes.view(f"u{size}")
         for i, value in enumerate(values):
             numbers[places // size + i] = value
+        # Threads that have the same sum may store it together.
+        if any((numbers[places // size + i] != value).any() for i, value in enumerate(values)):
+            raise AccessError("writes shared memory where another thread writes something else")
 
-    def _places_of(self, addresses: np.ndarray, size: int, threads: Places) -> np.ndarray:
+    def _places_of(self, addresses: np.ndarray, size: int, here: Places) -> np.ndarray:
         def refuse(_: np.ndarray, bad: np.ndarray, what: str) -> None:
             raise AccessError(f"{what} in shared memory, at {addresses[bad.argmax()]}")
 
@@ -200,14 +209,16 @@ class SharedMemory:
         outside = (addresses < 0) | (addresses + size > self._size)
         if outside.any():
             refuse(addresses, outside, f"touches {size} bytes outside of {self._size}")
-        return addresses + threads.programs * self._pitch
+        return addresses + here.programs * self._pitch
 
-    def _check_others(self, stamps: np.ndarray, threads: Places, mine: str, its: str) -> None:
-        same_time = stamps // self._warps_of_program == threads.barriers[:, None] + 1
-        same_warp = stamps % self._warps_of_program == threads.warps[:, None]
-        if (same_time & ~same_warp).any():
+    @staticmethod
+    def _check_others(
+        others: np.ndarray, at: np.ndarray, granules: np.ndarray, here: Places, mine: str, its: str
+    ) -> None:
+        same_time = at[granules] == here.barriers[:, None]
+        if (same_time & (others[granules] != here.threads[:, None])).any():
             raise AccessError(
-                f"{mine} shared memory that another warp {its}, with no barrier between them"
+                f"{mine} shared memory that another thread {its}, with no barrier between them"
             )
 
 
@@ -215,12 +226,8 @@ class Places(NamedTuple):
     """Where threads are: int64 [thread] each."""
 
     programs: np.ndarray
-    warps: np.ndarray  # in the program
+    threads: np.ndarray  # of all programs, counted from 1
     barriers: np.ndarray  # how many the program has passed
-
-    def stamps(self, warps_of_program: int) -> np.ndarray:
-        """Warp and time in one number, not 0."""
-        return (self.barriers + 1) * warps_of_program + self.warps
 
 
 def _check_alignment(addresses: np.ndarray, size: int, refuse: object) -> None:

@@ -140,13 +140,18 @@ def to_float16(values: np.ndarray) -> np.ndarray:
 
 
 def to_integer(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Of whole numbers; the nearest end of the range outside of it, and 0 for NaN."""
+    """Of whole numbers; the nearest end of the range outside of it.
+
+    NaN becomes 0, or the least integer of where 64 bits play a part.
+    """
     info = np.iinfo(dtype)
     # The largest float below the upper end, which may itself be rounded up.
     low, high = values.dtype.type(info.min), values.dtype.type(info.max)
     inside = (values > low) & (values < high)
     result = np.where(inside, values, 0).astype(dtype)
     result = np.where(values >= high, info.max, result)
+    of_nan = info.min if max(values.dtype.itemsize, info.bits // 8) == 8 else 0
+    result = np.where(np.isnan(values), of_nan, result)
     return np.where(values <= low, info.min, result).astype(dtype)
 
 

@@ -41,7 +41,7 @@ def find(opcode: str, lean: int) -> Operation | None:
     if opcode in _SPECIAL:
         return _SPECIAL[opcode](lean)
     stem, _, kind = opcode.rpartition(".")
-    if kind not in DTYPES:
+    if kind not in DTYPES or "f16" in kind:  # these only in _SPECIAL
         return None
     dtype = DTYPES[kind]
     if kind == "f32x2":
@@ -178,6 +178,8 @@ def _comparison(opcode: str) -> Operation | None:
     if match is None:
         return None
     name, combine, kind = match.groups()
+    if "f16" in kind:
+        return None
     dtype, boolean = DTYPES[kind], DTYPES["pred"]
 
     def compare(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -209,6 +211,8 @@ def _conversion(opcode: str) -> Operation | None:
     if match is None or match[3] not in DTYPES or match[4] not in DTYPES:
         return None
     rounding, ftz, to, source = match.groups()
+    if rounding not in (None, "rn", *_ROUNDINGS):
+        return None
     wanted, given = DTYPES[to], DTYPES[source]
 
     def convert(a: np.ndarray) -> np.ndarray:
