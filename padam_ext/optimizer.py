@@ -500,6 +500,8 @@ class FusedPadam(Optimizer):
         outcome = driver.make_step(steps, inputs, options, control, self._skipped, reduction)
         self.grad_norm = outcome.norm
         self._skipped = outcome.skipped
+        if runtime.capturing():
+            self._planner.keep_captured(self._skipped, outcome.norm)
         if reduction is not None and outcome.found_inf is not None:
             scaler = calling_scaler(self)
             if scaler is not None:

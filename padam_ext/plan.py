@@ -74,7 +74,7 @@ class Planner:
         self._gatherer = best_gatherer()
         self._records: dict[int, ParamRecord] = {}  # by the parameter's id
         self._plans: dict[object, list[Plan]] = {}  # the last used first
-        self._captured: list[list[BucketStep]] = []
+        self._captured: list[object] = []
         # Counts replacements of anything whose address an earlier plan may have.
         self._generation = 0
 
@@ -86,10 +86,12 @@ class Planner:
         self._records.clear()
         self._plans.clear()
 
-    def keep_captured(self, steps: list[BucketStep]) -> None:
-        """Keeps steps as long as the optimizer: a CUDA graph uses their memory whenever it runs."""
-        if steps not in self._captured:
-            self._captured.append(steps)
+    def keep_captured(self, *used: object) -> None:
+        """Keeps things as long as the optimizer: a CUDA graph uses them whenever it runs.
+
+        That is also after a state_dict was loaded, which makes other states.
+        """
+        self._captured.append(used)
 
     def gather(self, selection: Selection, state: OptimizerState) -> StepInputs:
         """Gathers those of the selected parameters that have a gradient."""
@@ -127,7 +129,8 @@ class Planner:
                 if place > 0:
                     kept.insert(0, kept.pop(place))
                 if runtime.capturing():
-                    self.keep_captured(plan.steps)
+                    used = [dict(inputs.state[param]) for param in inputs.params]
+                    self.keep_captured(plan.steps, used)
                 return plan.steps
         if runtime.capturing():
             raise RuntimeError(

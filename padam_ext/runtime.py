@@ -82,7 +82,12 @@ def num_processors(device: torch.device) -> int:
 
 
 def moved_to(value: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device. Waits for a copy to the CPU, since the host may read it next."""
+    """A tensor on a device. Waits for a copy to the CPU, since the host may read it next.
+
+    Pinned memory would be read later, when the host may have written to it again.
+    """
+    if value.device.type == "cpu" != device.type and value.is_pinned():
+        value = value.clone()
     return value.to(device, non_blocking=device.type != "cpu")
 
 

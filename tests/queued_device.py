@@ -89,6 +89,8 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         """What is queued here from now on comes after what is queued there until now."""
+        if self.device.capturing():
+            raise OrderError("a capture waits for work outside of it")
         self.add(Work(lambda: None, waits_for=other.last))
 
     def add(self, work: Work) -> None:
@@ -133,6 +135,8 @@ class Device:
         self._choices = choices
         self.streams = [Stream(self)]
         self.current = self.streams[0]
+        self._capture_stream = Stream(self)
+        self._behind: list[Stream] = []
         self._graph: Graph | None = None
         self._blocks: list[Block] = []
         self.num_executed = 0
@@ -148,7 +152,8 @@ class Device:
     def capture(self) -> Iterator[Graph]:
         """What is queued meanwhile goes into a graph."""
         self._graph = graph = Graph(self)
-        yield graph
+        with self.on_stream(self._capture_stream):  # as torch.cuda.graph does
+            yield graph
         self._graph = None
 
     def new_stream(self) -> Stream:
@@ -180,7 +185,8 @@ class Device:
             before = stream.queue[0].waits_for
             return before is None or before.is_done
 
-        return [stream for stream in self.streams if is_ready(stream)]
+        self._behind = [stream for stream in self._behind if stream.queue]
+        return [stream for stream in (*self.streams, *self._behind) if is_ready(stream)]
 
     def _execute_one(self) -> None:
         ready = self._ready()
@@ -212,6 +218,8 @@ class Device:
 
     def pinned_like(self, words: torch.Tensor, device: torch.device) -> torch.Tensor:
         """See runtime.py."""
+        if self.capturing():
+            raise OrderError("pinned memory is allocated during a capture")
         for block in self._blocks:
             is_free = block.stream is None and block.is_dropped and len(block.words) == len(words)
             if is_free and all(work.is_done for work in block.copies):
@@ -228,7 +236,10 @@ class Device:
         target, begin = self.block_of(to.data_ptr()), _place(self, to)
         origin, first = self.block_of(source.data_ptr()), _place(self, source)
         count = source.numel()
-        pageable = None if origin is not None else source.numpy().copy()  # copied at once
+        # Pageable memory is copied at once, but by a graph each time it runs.
+        pageable = None
+        if origin is None:
+            pageable = source.numpy() if self.capturing() else source.numpy().copy()
 
         def run() -> None:
             if target.is_spoiled:
@@ -263,9 +274,12 @@ class Device:
             block.is_spoiled = True
             block.words[:] = SPOILED
 
-        for other in block.others:
-            block.stream.add(Work(lambda: None, waits_for=other.last))
-        block.stream.add(Work(spoil))
+        # Others may be given the memory once those streams are so far; these wait for nothing.
+        behind = Stream(self)
+        self._behind.append(behind)
+        for stream in (block.stream, *block.others):
+            behind.add(Work(lambda: None, waits_for=stream.last))
+        behind.add(Work(spoil))
 
     def launch(self, table: Any, run: Callable[[], None], *, with_addresses: bool = True) -> None:
         """Queues a kernel that reads a table: it must find what the host wrote there for it."""
@@ -317,7 +331,7 @@ def use(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(table: Any, inputs: Any) -> None:
         native_table, native_inputs = cuda.native_table(table), cuda.native_inputs(inputs)
         device.launch(table, lambda: native.module.prepare_on_host(native_table, native_inputs))
-        device.kept.append(inputs)
+        device.kept.append(inputs._replace(sums=None))  # those belong to the table
 
     def step(table: Any, root: int) -> None:
         native_table = cuda.native_table(table)

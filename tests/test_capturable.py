@@ -3,6 +3,9 @@
 Real CUDA graphs are in test_gpu.py.
 """
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -228,6 +231,27 @@ def test_a_kernel_that_has_not_run_is_not_captured(change, backend, capture, mon
     change(optimizer)
     capture(True)
     optimizer.step()
+
+
+@device_kernels
+def test_what_a_graph_changes_outlives_loading(backend, capture):
+    params = make_params()
+    optimizer = FusedPadam(
+        params, skip_nonfinite=True, max_grad_norm=1.0, capturable=True, backend=backend
+    )
+    set_grads(params)
+    optimizer.step()
+    capture(True)
+    optimizer.step()
+    capture(False)
+    state = optimizer.state[params[0]]
+    used = [state["exp_avg"], state["step"], optimizer.grad_norm, *optimizer._skipped.values()]
+    gone = [weakref.ref(tensor) for tensor in used]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state[params[0]]["exp_avg"] is not used[0]
+    del state, used
+    gc.collect()
+    assert all(tensor() is not None for tensor in gone)
 
 
 def test_skips_are_counted_where_they_are_found_out(capture):

@@ -300,6 +300,53 @@ def test_a_captured_table_that_is_not_kept_is_found(monkeypatch):
     fails(two_graphs, monkeypatch, "finds other")
 
 
+def test_a_graph_that_copies_from_the_table_itself_is_found(monkeypatch):
+    original = device_table.DeviceTable.copy_changed
+
+    def copy_changed(self):
+        if runtime.capturing():
+            runtime.copy_later(self._device, self._host)
+        else:
+            original(self)
+
+    monkeypatch.setattr(device_table.DeviceTable, "copy_changed", copy_changed)
+    fails(replays_between_steps, monkeypatch, "finds other")
+
+
+def test_a_capture_that_waits_for_other_work_is_found(monkeypatch):
+    def follow(self):
+        stream = runtime.current_stream(self._device.device)
+        if stream is not self._stream:
+            stream.wait_stream(self._stream)
+            self._stream = stream
+
+    monkeypatch.setattr(device_table.DeviceTable, "_follow_stream", follow)
+    fails(one_replay, monkeypatch, "waits for work outside")
+
+
+def test_pinned_memory_that_is_allocated_too_late_is_found(monkeypatch):
+    original = device_table.DeviceTable.begin_step
+
+    def begin_step(self):
+        self._spare = None
+        self.prepare_capture()
+        original(self)
+
+    monkeypatch.setattr(device_table.DeviceTable, "begin_step", begin_step)
+    fails(one_replay, monkeypatch, "during a capture")
+
+
+def test_sums_that_are_not_kept_for_another_stream_are_found(monkeypatch):
+    original = Device.record_stream
+
+    def only_tables(self, tensor, stream):
+        if tensor.dtype == torch.int64:
+            original(self, tensor, stream)
+
+    monkeypatch.setattr(Device, "record_stream", only_tables)
+    fails(dropped_behind_another_stream, monkeypatch, "was given back")
+
+
 def test_a_replay_that_is_not_reckoned_with_is_found(monkeypatch):
     monkeypatch.setattr(device_table.DeviceTable, "begin_step", lambda self: (
         self._captured.append(self._spare) if runtime.capturing() else self.prepare_capture()
@@ -313,5 +360,5 @@ def test_memory_that_is_not_kept_for_another_stream_is_found(monkeypatch):
 
 
 def test_a_graph_that_outlives_its_table_is_found(monkeypatch):
-    monkeypatch.setattr(Planner, "keep_captured", lambda self, steps: None)
+    monkeypatch.setattr(Planner, "keep_captured", lambda self, *used: None)
     fails(graphs_outlive_plans, monkeypatch, "was given back")

@@ -120,7 +120,8 @@ def test_shuffles_shared_memory_and_barriers():
         (ONE + "st.global.b32 [%rd1], %r3; xor.b32 %r4, %r0, 63; mul.wide.u32 %rd3, %r4, 4;"
          "add.s64 %rd3, %rd0, %rd3; ld.global.b32 %r5, [%rd3]; ret; }",
          "reads what another thread writes"),
-        ("mov.u32 %r7, shared; st.shared.b32 [%r7], %r0;" + ONE + STORE, "another thread writes something else"),
+        ("mov.u32 %r7, shared; st.shared.b32 [%r7], %r0;" + ONE + STORE,
+         "another thread writes something else"),
         (SUM + "st.shared.b32 [shared], %r3;" + STORE, "that another thread reads"),
         ("mov.u32 %r3, %r0; shfl.sync.bfly.b32 %r4, %r3, 33, 31, -1;" + STORE, "leaves the warp"),
         ("setp.lt.u32 %p1, %r0, 16; @!%p1 bra L; mov.u32 %r3, %r0;"

@@ -43,6 +43,19 @@ def test_the_host_waits_for_what_it_may_read(read):
     assert copies.waited == [True]
 
 
+def test_pinned_memory_is_copied_before_a_device_may_read_it(monkeypatch):
+    """The host may write to it before the device comes to the copy."""
+    clones = []
+    original = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    monkeypatch.setattr(
+        torch.Tensor, "clone", lambda tensor: clones.append(tensor) or original(tensor)
+    )
+    lr = torch.tensor(0.1)
+    runtime.moved_to(lr, torch.device("meta"))
+    assert clones == [lr]
+
+
 def test_a_step_count_on_a_device_is_not_read(monkeypatch):
     """Of ten thousand parameters each would be waited for."""
     param = torch.ones(3)
