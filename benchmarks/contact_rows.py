@@ -1,7 +1,7 @@
 """The rows that are measured first on a GPU, in the order of their worth.
 
 Each is verified before it is timed. Times are medians of single steps, between events on the GPU;
-beside them stand the bytes that a step must move, and the share of a copy's bandwidth.
+beside them stand the bytes that a step must move, and how many it moves a second.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import Parameter
 
-from benchmarks.implementations import Implementation, clipped, implementations
-from benchmarks.storages import PADAM, Way
+from benchmarks.implementations import MAX_NORM, Implementation, clipped, implementations
+from benchmarks.storages import PADAM, padam_way
+from benchmarks.storages import verify as verify_storages
 from benchmarks.verification import verify
 from benchmarks.workloads import Shape, elements, llama3_8b, scaled
-from padam_ext import FusedPadam
 
 STEPS, WARM_UP = 20, 3
 # Of an element in float32, with room for what implementations that are not fused allocate.
 BYTES_PER_ELEMENT = {True: 24, False: 60}
-MAX_NORM = 300.0
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,6 @@ def times_of(step: Callable[[], object], device: torch.device) -> dict[str, floa
     }
 
 
-def copy_bandwidth(device: torch.device) -> dict[str, float]:
-    """Gigabytes per second of a copy from one large array to another, read and written."""
-    numel = 2**28 if device.type != "cpu" else 2**22
-    source = torch.zeros(numel, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    milliseconds = times_of(lambda: target.copy_(source), device)["ms"]
-    return {"GB/s": 2 * source.nbytes / milliseconds / 1e6}
-
-
 def _measure(
     shapes: list[Shape], dtype: torch.dtype, one: Implementation, device: torch.device
 ) -> dict[str, Any]:
@@ -98,17 +89,12 @@ def _measure(
     }
 
 
-def _measure_stored(name: str, numel: int, kernel: str) -> dict[str, Any]:
-    """One of FusedPadam's ways to store, see low_precision.py, which also verifies them."""
-    dtype, options = PADAM[name]
-    device = torch.device("cpu" if kernel == "cpu" else "cuda")
-    way = Way(numel, dtype, lambda params: FusedPadam(params, lr=0.1, backend=kernel, **options))
-    way.optimizer.step()
-    return {
-        "elements": numel,
-        "state bytes": way.state_bytes(),
-        **times_of(way.optimizer.step, device),
-    }
+def _measure_stored(name: str, numel: int, kernel: str, device: torch.device) -> dict[str, Any]:
+    """One of FusedPadam's ways to store."""
+    verify_storages(kernel)
+    way = padam_way(numel, name, kernel)
+    found = times_of(way.optimizer.step, device)
+    return {"elements": numel, "state bytes": way.state_bytes(), **found}
 
 
 def rows(kernels: list[str], device: torch.device, memory: int) -> Iterator[Row]:
@@ -152,7 +138,7 @@ def rows(kernels: list[str], device: torch.device, memory: int) -> Iterator[Row]
             yield Row(
                 f"stored as {name}: FusedPadam, {kernel}",
                 15,
-                lambda name=name, kernel=kernel, numel=numel: _measure_stored(name, numel, kernel),
+                partial(_measure_stored, name, numel, kernel, device),
             )
     yield from (row("1 x 16M", one) for one in fused)
     yield from (row("1 x 100M", one) for one in general)

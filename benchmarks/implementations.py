@@ -124,6 +124,11 @@ def _torch_amsgrad(form: str, **arguments: bool) -> Implementation:
     )
 
 
+# Gradients of the workloads that are clipped have a larger norm. A much smaller one would leave
+# gradients that cancel with their weight decay, of which nothing can be verified.
+MAX_NORM = 300.0
+
+
 def clipped(device_type: str, max_norm: float) -> list[Implementation]:
     """A step with clipping: FusedPadam's own, and PyTorch's before fused AMSGrad."""
     unclipped = _torch_amsgrad("fused", fused=True)

@@ -53,17 +53,17 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def padam_way(numel: int, name: str) -> Way:
+def padam_way(numel: int, name: str, backend: str = "auto") -> Way:
     """One of FusedPadam's."""
     dtype, options = PADAM[name]
-    return Way(numel, dtype, lambda params: FusedPadam(params, lr=0.1, **options))
+    return Way(numel, dtype, lambda params: FusedPadam(params, lr=0.1, backend=backend, **options))
 
 
-def verify() -> None:
+def verify(backend: str = "auto") -> None:
     """Raises AssertionError unless all ways of FusedPadam move by a step of 0.1 alike."""
     moved = {}
     for name in PADAM:
-        way = padam_way(10_000, name)
+        way = padam_way(10_000, name, backend)
         for _ in range(3):
             way.optimizer.step()
         moved[name] = (way.param.detach().float() - way.start.float(), way.start.float().abs())

@@ -19,7 +19,13 @@ import torch
 from torch.nn import Parameter
 
 from benchmarks import measure
-from benchmarks.implementations import OPTIONS, Implementation, clipped, implementations
+from benchmarks.implementations import (
+    MAX_NORM,
+    OPTIONS,
+    Implementation,
+    clipped,
+    implementations,
+)
 from benchmarks.plain_loop import plain_loop
 from benchmarks.verification import verify
 from benchmarks.workloads import WORKLOADS, Shape, elements, workload
@@ -34,10 +40,7 @@ BYTES_PER_ELEMENT = 48
 # Workloads that on the CPU have bfloat16 parameters, too, and one that is much like another there.
 HALF_ON_CPU = ("1 x 16M", "ResNet-18")
 NOT_ON_CPU = ("1 x 100M",)
-# Both have gradients of a larger norm. A much smaller one would leave gradients that cancel with
-# their weight decay, of which nothing can be verified.
 CLIPPED = ("1000 x 1024", "1 x 16M")
-MAX_NORM = 300.0
 
 
 @dataclass(frozen=True)

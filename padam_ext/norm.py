@@ -22,14 +22,14 @@ def sums_on(device: torch.device, sums_of_squares: Sequence[Tensor]) -> Tensor:
     """
     dtype = widest_float(device)
     parts = [
-        # First to a dtype that both devices have.
-        part if part.device == device else _narrowest(part.sum(), dtype, device)
+        part if part.device == device else _total_on(part.sum(), dtype, device)
         for part in sums_of_squares
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _narrowest(total: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _total_on(total: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # First to a dtype that both devices have.
     both = dtype if dtype.itemsize < total.dtype.itemsize else total.dtype
     return scalar_on(total.to(both), device).to(dtype).reshape(1)
 

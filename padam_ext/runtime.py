@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 
-def torch_is_for_the_cpu() -> str | None:
-    """What to do where this torch knows no GPU; None where it knows one."""
+def cpu_only_reason() -> str | None:
+    """Why this torch knows no GPU, and what to do; None where it knows one."""
     if any(getattr(torch.version, name, None) is not None for name in ("cuda", "hip", "xpu")):
         return None
     return "this torch is for the CPU only; for a GPU install one for CUDA, ROCm or XPU"

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from padam_ext import runtime
-from padam_ext.control import (
-    Control,
-    ControlInputs,
-    PrepareInputs,
-    make_control,
-    scalar_on,
-)
+from padam_ext.control import Control, ControlInputs, PrepareInputs, make_control, scalar_on
 from padam_ext.norm import norm_of, sums_on
 
 

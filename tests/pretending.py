@@ -35,6 +35,13 @@ def take_the_cpu(monkeypatch, name):
     monkeypatch.setattr(backends, "BACKENDS", changed)
 
 
+def replace_cuda_launches(monkeypatch, norm, prepare, step):
+    """Has the cuda backend take tensors on the CPU and call these in place of its launches."""
+    take_the_cpu(monkeypatch, "cuda")
+    for kernel, launch in (("norm", norm), ("prepare", prepare), ("step", step)):
+        monkeypatch.setattr(cuda, f"_launch_{kernel}", launch)
+
+
 def run_cuda_on_host(monkeypatch):
     """Has the cuda backend take tensors on the CPU and run its kernel's code there."""
 
@@ -47,7 +54,4 @@ def run_cuda_on_host(monkeypatch):
     def step(table, root):
         native.module.step_on_host(cuda.native_table(table))
 
-    take_the_cpu(monkeypatch, "cuda")
-    monkeypatch.setattr(cuda, "_launch_norm", norm)
-    monkeypatch.setattr(cuda, "_launch_prepare", prepare)
-    monkeypatch.setattr(cuda, "_launch_step", step)
+    replace_cuda_launches(monkeypatch, norm, prepare, step)

@@ -23,7 +23,7 @@ import torch
 
 from padam_ext import native, runtime
 from padam_ext.backends import cuda
-from pretending import take_the_cpu
+from pretending import replace_cuda_launches
 
 SPOILED = -0x2152411021524111
 
@@ -140,6 +140,7 @@ class Device:
         self._graph: Graph | None = None
         self._blocks: list[Block] = []
         self.num_executed = 0
+        self.kept: list[Any] = []  # what a stream's order keeps valid on a GPU
 
     @contextlib.contextmanager
     def on_stream(self, stream: Stream) -> Iterator[None]:
@@ -281,7 +282,7 @@ class Device:
             behind.add(Work(lambda: None, waits_for=stream.last))
         behind.add(Work(spoil))
 
-    def launch(self, table: Any, run: Callable[[], None], *, with_addresses: bool = True) -> None:
+    def launch(self, table: Any, run: Callable[[], None]) -> None:
         """Queues a kernel that reads a table: it must find what the host wrote there for it."""
         block = self.block_of(table.addresses.data_ptr())
         sections = [
@@ -308,7 +309,6 @@ def _place(device: Device, tensor: torch.Tensor) -> int:
 
 def use(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the cuda backend use a device of this kind."""
-    take_the_cpu(monkeypatch, "cuda")
     for name in (
         "capturing", "copy_later", "current_stream", "empty_on", "pinned_copy", "pinned_like",
         "record_stream",
@@ -316,10 +316,8 @@ def use(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runtime, name, getattr(device, name))
 
     def norm(table: Any) -> None:
-        native_table, sums = (
-            cuda.native_table(table),
-            device.block_of(table.partial_sums.data_ptr()),
-        )
+        native_table = cuda.native_table(table)
+        sums = device.block_of(table.partial_sums.data_ptr())
 
         def run() -> None:
             if sums.is_spoiled:
@@ -337,7 +335,4 @@ def use(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         native_table = cuda.native_table(table)
         device.launch(table, lambda: native.module.step_on_host(native_table))
 
-    device.kept = []  # what a stream's order keeps valid on a GPU
-    monkeypatch.setattr(cuda, "_launch_norm", norm)
-    monkeypatch.setattr(cuda, "_launch_prepare", prepare)
-    monkeypatch.setattr(cuda, "_launch_step", step)
+    replace_cuda_launches(monkeypatch, norm, prepare, step)

@@ -5,6 +5,7 @@ Real CUDA graphs are in test_gpu.py.
 
 import gc
 import weakref
+from collections import defaultdict
 
 import pytest
 import torch
@@ -214,7 +215,7 @@ def test_what_cannot_be_captured(backend, capture):
 )
 def test_a_kernel_that_has_not_run_is_not_captured(change, backend, capture, monkeypatch):
     """The first run loads it."""
-    monkeypatch.setattr(device, "_loaded", set())
+    monkeypatch.setattr(device, "_loaded", defaultdict(set))
     params = make_params()
     optimizer = FusedPadam(params, capturable=True, backend=backend)
     set_grads(params)

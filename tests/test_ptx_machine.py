@@ -297,27 +297,23 @@ class TestFaultsPlantedInOurKernel:
     def test_as_it_is(self, step):
         step("multi_tensor_padam", "multi_tensor_padam")
 
-    def test_a_store_beyond_the_tensor(self, step):
-        with pytest.raises(PtxError, match="outside of all tensors"):
-            step(r"(st\.global\.v4\.b32 \[ %rd\d+ \+ )0", r"\g<1>8192")
-
-    def test_a_misaligned_vector(self, step):
-        with pytest.raises(PtxError, match="is not aligned to its 16 bytes"):
-            step(r"(ld\.global\.v4\.b32 \{[^}]*\}, \[ %rd\d+ \+ )0", r"\g<1>4")
-
-    def test_two_programs_on_one_chunk(self, step):
-        with pytest.raises(PtxError, match="another thread"):
-            step(r"mov\.u32\s+(%r\d+), %ctaid\.x;", r"mov.u32 \1, 1;")
-
-    def test_a_tail_without_its_predicate(self, step):
-        with pytest.raises(PtxError, match="outside of all tensors"):
-            step(r"@%p\d+ (ld\.global)", r"\1")
-
-    def test_a_predicate_that_is_negated(self, step):
-        with pytest.raises(PtxError, match="outside of all tensors"):
-            step(r"@(%p\d+) (ld\.global)", r"@!\1 \2")
-
-    def test_a_write_to_the_gradient(self, step):
-        with pytest.raises(PtxError, match=r"writes to what is no output, at .* into grad 0"):
+    @pytest.mark.parametrize(
+        ("pattern", "replacement", "message"),
+        [
+            (r"(st\.global\.v4\.b32 \[ %rd\d+ \+ )0", r"\g<1>8192", "outside of all tensors"),
+            (r"(ld\.global\.v4\.b32 \{[^}]*\}, \[ %rd\d+ \+ )0", r"\g<1>4",
+             "is not aligned to its 16 bytes"),
+            (r"mov\.u32\s+(%r\d+), %ctaid\.x;", r"mov.u32 \1, 1;", "another thread"),
+            (r"@%p\d+ (ld\.global)", r"\1", "outside of all tensors"),
+            (r"@(%p\d+) (ld\.global)", r"@!\1 \2", "outside of all tensors"),
             # The gradient's address in place of the parameter's.
-            step(r"(add\.s64\s+%rd\d+, )%rd44(, %rd69;)", r"\1%rd46\2")
+            (r"(add\.s64\s+%rd\d+, )%rd44(, %rd69;)", r"\1%rd46\2",
+             "writes to what is no output, at .* into grad 0"),
+        ],
+        ids=["a store beyond the tensor", "a misaligned vector", "two programs on one chunk",
+             "a tail without its predicate", "a predicate that is negated",
+             "a write to the gradient"],
+    )  # fmt: skip
+    def test_a_fault(self, step, pattern, replacement, message):
+        with pytest.raises(PtxError, match=message):
+            step(pattern, replacement)

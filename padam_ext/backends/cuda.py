@@ -104,5 +104,5 @@ def unavailable_reason() -> str | None:
     if torch.version.hip is not None:
         return "it is for NVIDIA's GPUs, and this torch is for AMD's"
     if torch.version.cuda is None:
-        return runtime.torch_is_for_the_cpu() or "this torch is not for CUDA"
+        return runtime.cpu_only_reason() or "this torch is not for CUDA"
     return None if torch.cuda.is_available() else "torch sees no NVIDIA GPU here"

@@ -6,6 +6,7 @@ What the backends for devices share; each brings the functions that launch its k
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,8 +35,9 @@ class Kernels(NamedTuple):
     step: Callable[[DeviceTable, int], None]  # with the root that all rows share
 
 
-# Kernels that have run in this process: the first run of one loads it, which no capture allows.
-_loaded: set[tuple[object, ...]] = set()
+# What has run in this process of the kernels for one device and signature: the first run of one
+# loads it, which no capture allows.
+_loaded: defaultdict[object, set[tuple[object, ...]]] = defaultdict(set)
 
 
 class DeviceStep(BucketStep):
@@ -49,6 +51,7 @@ class DeviceStep(BucketStep):
         self._device_table = DeviceTable(
             self._table, counts, bucket.device, kernels.block, runtime.num_processors(bucket.device)
         )
+        self._loaded = _loaded[kernels.step, bucket.device, bucket.signature]
         self._counted_on_host = False
         self._kept: list[Options] = []  # whose tensors the prepare kernel reads
 
@@ -89,7 +92,7 @@ class DeviceStep(BucketStep):
             partial_sums = self._device_table.make_partial_sums()
             if self._device_table.num_chunks > 0:
                 self._kernels.sum_of_squares(self._device_table)
-                _loaded.add(self._key("norm"))
+                self._loaded.add(("norm",))
             return partial_sums
 
     def step(self, bound: Bound, options: Options, control: StepControl) -> None:
@@ -104,10 +107,10 @@ class DeviceStep(BucketStep):
                 if self._needs_prepare(control.inputs):
                     self._kernels.prepare(table, control.on_device(self.bucket.device))
                     is_prepared = True
-                    _loaded.add(self._key("prepare", *_dtypes(control.inputs)))
+                    self._loaded.add(("prepare", *_dtypes(control.inputs)))
                 if table.num_chunks > 0:  # else all tensors are empty
                     self._kernels.step(table, self._table.rows.root)
-                    _loaded.add(self._key("step", self._table.rows.root))
+                    self._loaded.add(("step", self._table.rows.root))
             except BaseException:
                 if self._counts.on_device and is_prepared:
                     self._counts.take_back_on_device(bound.inputs, table.prepared_control[1])
@@ -128,23 +131,20 @@ class DeviceStep(BucketStep):
 
     def _check_loaded(self, inputs: ControlInputs) -> None:
         """Refuses a capture in which a kernel would run for the first time."""
-        needed = []
+        needed: list[tuple[object, ...]] = []
         if self._device_table.num_chunks > 0:
-            needed.append(self._key("step", self._table.rows.root))
+            needed.append(("step", self._table.rows.root))
             if inputs.needs_norm:
-                needed.append(self._key("norm"))
+                needed.append(("norm",))
         if self._needs_prepare(inputs):
-            needed.append(self._key("prepare", *_dtypes(inputs)))
-        if not _loaded.issuperset(needed):
+            needed.append(("prepare", *_dtypes(inputs)))
+        if not self._loaded.issuperset(needed):
             raise RuntimeError(
                 "a step of FusedPadam is being captured into a CUDA graph, but with other options "
                 "than all steps before: its kernel would have to be loaded, which a capture does "
                 "not allow. Make a step with these options (partial, clipping, GradScaler) before "
                 "the capture"
             )
-
-    def _key(self, *kernel: object) -> tuple[object, ...]:
-        return (self._kernels.step, self.bucket.device, self.bucket.signature, *kernel)
 
     def _needs_prepare(self, inputs: ControlInputs) -> bool:
         return self._counts.on_device or self._table.rows.num_late > 0 or inputs.needs_device

@@ -55,7 +55,7 @@ def takes() -> frozenset[str]:
 
 def unavailable_reason() -> str | None:
     """Why it cannot run on this machine, and what to do; None if it can."""
-    if not _interpreted() and (problem := runtime.torch_is_for_the_cpu()) is not None:
+    if not _interpreted() and (problem := runtime.cpu_only_reason()) is not None:
         return problem
     if (problem := _installation_problem()) is not None:
         return problem

@@ -18,8 +18,9 @@ from benchmarks import cuda_kernels, triton_kernels
 from padam_ext.backends import cuda
 from padam_ext.kernels import multi_tensor_norm, multi_tensor_padam, prepare_step
 from padam_ext.kernels.chunks import OPTIONS, PROGRAM_THREADS, block_of
+from padam_ext.rows import SOURCE_WORDS
 from padam_ext.slots import SLOTS, Signature
-from pretending import take_the_cpu
+from pretending import replace_cuda_launches, take_the_cpu
 from ptx.machine import Machine
 from ptx.memory import GlobalMemory, Region
 from ptx.program import Module
@@ -95,7 +96,7 @@ def prepare_regions(table: Any, num_counters: int, num_late_rows: int) -> Iterat
     for address in table.counters[:num_counters].tolist():
         yield Region("a counter", address, 4, is_output=True)
     for row in range(num_late_rows):
-        words = table.row_sources[row * 11 : row * 11 + 11].tolist()
+        words = table.row_sources[row * SOURCE_WORDS :][:SOURCE_WORDS].tolist()
         for address, is_double in (words[1:3], words[4:6]):
             if address != 0:
                 yield Region("an option", address, 8 if is_double else 4)
@@ -208,7 +209,7 @@ def _cuda_table(table: Any) -> bytes:
         "<12q5q?39x",
         *(getattr(table, name).data_ptr() for name in _POINTERS),
         len(table.numels), table.num_chunks, table.blocks_per_chunk,
-        _address(table.partial_sums), table.num_late_rows, table.counts_on_device,
+        cuda._address(table.partial_sums), table.num_late_rows, table.counts_on_device,
     )  # fmt: skip
 
 
@@ -217,16 +218,16 @@ def _cuda_inputs(inputs: Any) -> bytes:
     scalars = [
         item
         for one in (inputs.grad_scale, inputs.found_inf, inputs.norm)
-        for item in (_address(one), one is not None and one.dtype == torch.float64)
+        for item in (cuda._address(one), cuda._is_double(one))
     ]
     num_sums = 0 if inputs.sums is None else len(inputs.sums)
     return struct.pack(
-        "<qqq?7xq?7xq?7xq", _address(inputs.sums), num_sums, *scalars, _address(inputs.skipped)
+        "<qqq?7xq?7xq?7xq",
+        cuda._address(inputs.sums),
+        num_sums,
+        *scalars,
+        cuda._address(inputs.skipped),
     )
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 _CUDA_TYPES = {
@@ -295,10 +296,7 @@ def run_cuda(monkeypatch: Any, architecture: str, lean: int = 0) -> None:
         ]
         launch(_cuda_step_name(signature), table.num_chunks, _cuda_table(table), regions)
 
-    take_the_cpu(monkeypatch, "cuda")
-    monkeypatch.setattr(cuda, "_launch_norm", norm)
-    monkeypatch.setattr(cuda, "_launch_prepare", prepare)
-    monkeypatch.setattr(cuda, "_launch_step", step)
+    replace_cuda_launches(monkeypatch, norm, prepare, step)
 
 
 assert OPTIONS["enable_fp_fusion"] is False  # else the PTX would be another

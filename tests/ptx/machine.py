@@ -41,7 +41,7 @@ class Machine:
 
     Attributes:
         counts: how often each opcode was executed by a thread.
-        num_programs: how many have run.
+        kinds: dtypes in which registers are kept, by name, as far as they have been asked for.
     """
 
     def __init__(self, program: Program, threads: int, lean: int = 0) -> None:
@@ -55,7 +55,6 @@ class Machine:
         self.program = program
         self.threads = threads
         self.counts: Counter[str] = Counter()
-        self.num_programs = 0
         self.kinds: dict[str, np.dtype] = {}
         self._execute = [_translate(one, program, lean) for one in program.instructions]
 
@@ -74,7 +73,6 @@ class Machine:
             count = min(PROGRAMS_AT_A_TIME, grid - first)
             with np.errstate(all="ignore"):
                 self._run(Batch(self, first, count, grid, params, memory))
-        self.num_programs += grid
 
     def _run(self, batch: Batch) -> None:
         instructions = self.program.instructions

@@ -121,7 +121,7 @@ def _in_pairs(stem: str) -> Operation | None:
     return Operation(compute, (DTYPES["f32x2"],) * (function.__code__.co_argcount + 1))
 
 
-_U32, _F32, _F64, _B16 = (DTYPES[kind] for kind in ("u32", "f32", "f64", "b16"))
+_U32, _F32, _F64 = (DTYPES[kind] for kind in ("u32", "f32", "f64"))
 
 
 def _shift(function: Callable[..., np.ndarray], kind: str) -> Callable[[int], Operation]:
