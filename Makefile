@@ -132,7 +132,7 @@ test-ptx: $(READY)
 
 # Needs nvcc, and of Triton the programs that read machine code.
 test-cuda: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m nvcc
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "nvcc and not ptx"
 
 # The tables of both in benchmarks/results/.
 kernel-tables: $(READY)

@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config, items):
             # This test looks at what happens before a kernel is called, where the SIMD level makes
             # no difference. The best level stands for all in `make test`.
             item.add_marker(pytest.mark.slow)
-        if INTERPRETED and variant == "triton":
+        if INTERPRETED and variant == "triton" and not item.get_closest_marker("ptx"):
             item.add_marker(pytest.mark.interpret)
         if EXECUTED and variant and item.get_closest_marker("ptx_variants"):
             item.add_marker(pytest.mark.ptx)
