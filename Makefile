@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 
 .PHONY: help demo storage bench bench-gpu test lint types tests test-all-cases \
 	test-build test-sanitize test-interpret test-compile test-order test-ptx test-cuda \
-	test-distributed test-clients test-paper native gpu test-gpu test-gpu-sanitize kernel-tables paper clean
+	test-distributed test-clients test-paper wheels test-wheels native gpu test-gpu \
+	test-gpu-sanitize kernel-tables paper clean
 
 help:
 	@echo "make demo           train a small ResNet on handwritten digits by four optimizers"
@@ -22,6 +23,8 @@ help:
 	@echo "make kernel-tables  registers and instructions of both, into benchmarks/results/"
 	@echo "make test-distributed  DTensor, FSDP, DDP and ZeRO in two and four processes over gloo"
 	@echo "make test-clients   the libraries of docs/stacks.md train with it"
+	@echo "make wheels         wheels into dist/cpu; CUDA=1: with code for GPUs, into dist/cuda"
+	@echo "make test-wheels    such a wheel's numbers and threads, beside TORCH=..."
 	@echo "make native         a native module for PYTHON=..., to be carried to another machine"
 	@echo "make gpu            the first half hour with a GPU, most valuable results first"
 	@echo "make test-gpu       everything that needs a GPU, with the Python that is there"
@@ -167,6 +170,42 @@ test-paper: $(READY)
 # needs more than pytest and numpy.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu
+
+# A wheel for each CPython that is here, with the oldest glibc that it runs on in its name. Those with
+# code for GPUs have a version of their own. OpenMP's runtime stays out: torch brings one, and threads
+# of two would get in each other's way.
+WHEELS := build/wheels
+CUDA ?=
+DIST := dist/$(if $(CUDA),cuda,cpu)
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
+wheels: $(READY)
+	rm -rf $(WHEELS)
+	mkdir -p $(WHEELS)
+	printf "[egg_info]\ntag_build = $(if $(CUDA),+cu$$(nvcc --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1\2/p'))\n" \
+		> $(WHEELS)/version.cfg
+	for python in $(PYTHONS); do \
+		found=$$($$python -c "import sys; print(sys.executable)" 2> /dev/null) || continue; \
+		echo "A wheel for $$found"; \
+		PADAM_EXT_BUILD=$(if $(CUDA),cuda,cpu) DIST_EXTRA_CONFIG=$(abspath $(WHEELS))/version.cfg \
+		$(BIN)/pip --quiet --disable-pip-version-check --python $$found \
+			wheel --no-deps --wheel-dir $(WHEELS) . || exit; \
+	done
+	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir $(DIST) $(WHEELS)/*.whl
+	@ls -l $(DIST)
+
+# What a wheel computes, in an environment with nothing else of this project, beside any torch. The
+# tests are the clone's.
+TORCH ?= 2.13.0
+WHEEL_ENV := .venv-wheels
+test-wheels:
+	rm -rf $(WHEEL_ENV)
+	$(PYTHON) -m venv $(WHEEL_ENV)
+	$(WHEEL_ENV)/bin/pip install --quiet --disable-pip-version-check --no-compile torch==$(TORCH) \
+		$$(grep -E "^(numpy|pytest|pytest-xdist|hypothesis|expecttest)==" requirements-dev.txt)
+	$(WHEEL_ENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-index \
+		--find-links $(DIST) --pre padam_ext
+	OMP_WAIT_POLICY=passive $(WHEEL_ENV)/bin/pytest -n auto --expect-package-in=$(WHEEL_ENV) \
+		tests/test_native_threads.py $$(grep -l mark.numbers tests/*.py)
 
 # A native module for another Python, as in `make native PYTHON=python3.12`, beside the package's
 # source: for a machine without a compiler.

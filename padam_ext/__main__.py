@@ -1,4 +1,8 @@
-"""`python -m padam_ext`: what is installed, which backends can run here and why others cannot."""
+"""What is installed, which backends can run here and why others cannot; and a quick benchmark.
+
+python -m padam_ext
+python -m padam_ext bench --shapes 4096x4096,1024
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,30 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from padam_ext import __version__, native, trial
+from padam_ext import __version__, bench, native, trial
 from padam_ext.backends import BACKENDS
 
 
 def main() -> None:
-    """Prints versions, devices and backends."""
+    """Carries out a command; without one, shows what is installed."""
     parser = argparse.ArgumentParser(
         prog="python -m padam_ext",
         description="Shows what is installed, which backends can run here and why others cannot.",
     )
     parser.add_argument("--version", action="version", version=f"padam_ext {__version__}")
-    parser.parse_args()
+    commands = parser.add_subparsers(dest="command", title="commands")
+    does = "measures a step of FusedPadam beside torch's fused AMSGrad"
+    benchmark = commands.add_parser("bench", help=does, description=f"{does}, on your shapes.")
+    bench.add_arguments(benchmark)
+    arguments = parser.parse_args()
+    if arguments.command == "bench":
+        bench.run(arguments, benchmark)
+    else:
+        show()
+
+
+def show() -> None:
+    """Prints versions, devices and backends."""
     print(f"padam_ext  {__version__}")
     print(f"torch      {torch.__version__}")
     print(f"triton     {_version_of('triton')}")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from padam_ext import native
+
 HERE = Path(__file__).parent
 
 
@@ -73,3 +75,24 @@ print(torch.equal(flushed[0], kept), torch.equal(step(3), kept))
 def test_threads_take_over_how_the_caller_has_denormals():
     """torch.set_flush_denormal is for the thread that calls it; ours are made before, unflushed."""
     assert run_alone(FLUSHES) == "True True\nFalse True\n"
+
+
+RUNTIMES = """
+import torch
+from padam_ext import FusedPadam
+
+torch.set_num_threads(2)
+param = torch.nn.Parameter(torch.ones(1_000_000))
+param.grad = torch.ones_like(param).exp()  # by torch's threads
+FusedPadam([param], backend="cpu").step()
+with open("/proc/self/maps") as maps:
+    files = {line.split()[-1] for line in maps if "/" in line}
+print(*sorted(f for f in files if "omp" in f.rpartition("/")[2]), sep="\\n")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no list of libraries")
+@pytest.mark.skipif(not native.module.openmp, reason="built without OpenMP")
+def test_torch_and_the_native_module_share_one_openmp_runtime():
+    """The threads of two would run side by side, and each wait busily for work."""
+    assert len(run_alone(RUNTIMES).splitlines()) == 1

@@ -1,0 +1,175 @@
+"""`python -m padam_ext bench`: a step of FusedPadam beside torch's fused AMSGrad, on your shapes.
+
+Both take turns, so that a change of the machine's speed meets them alike. benchmarks/ in the
+source tree measures more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import warnings
+from collections.abc import Callable
+from statistics import quantiles
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Adam, Optimizer
+from torch.utils.benchmark import Timer
+
+from padam_ext.optimizer import FusedPadam
+from padam_ext.options import DEFAULTS
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype
+          for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}  # fmt: skip
+# 16M elements, most of them in few tensors, as in a small transformer.
+DEFAULT_SHAPES = "12*1024x1024,4*1024x1024,64*1024"
+_LR = 1e-3  # betas and eps have the same defaults in both
+_TURNS = 8
+_SECONDS_PER_TURN = 0.3
+
+Shapes = list[tuple[int, ...]]
+
+
+def shapes(text: str) -> Shapes:
+    """The shapes that an argument lists, as in "4096x4096,12*1024"; 12 times the last one."""
+    found: Shapes = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(?:([1-9]\d*)\*)?([1-9]\d*(?:x[1-9]\d*)*)", item.strip())
+        if match is None:
+            raise argparse.ArgumentTypeError(
+                f"a shape must be as 4096x4096, 1024 or 12*1024x1024, got {item!r}"
+            )
+        count, shape = match.groups()
+        found += int(count or 1) * [tuple(map(int, shape.split("x")))]
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what this command takes."""
+    parser.add_argument(
+        "--shapes",
+        type=shapes,
+        default=DEFAULT_SHAPES,
+        help="of the parameters, as in 4096x4096,12*1024; default %(default)s",
+    )
+    parser.add_argument(
+        "--dtype", choices=list(DTYPES), default="float32", help="default %(default)s"
+    )
+    parser.add_argument(
+        "--partial", type=float, default=DEFAULTS["partial"], help="Padam's p; default %(default)s"
+    )
+    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Verifies, measures and prints a table; ends the program where that cannot be done."""
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = DTYPES[arguments.dtype]
+    # That bfloat16 parameters lose small steps does not matter here.
+    warnings.filterwarnings("ignore", "bfloat16 parameters are rounded", UserWarning)
+    try:
+        torch.zeros(1, device=device).item()
+        verify(arguments.shapes, dtype, device)
+        first = {
+            f"FusedPadam, p={arguments.partial:g}": FusedPadam(
+                make_params(arguments.shapes, dtype, device), lr=_LR, partial=arguments.partial
+            ),
+            "torch AMSGrad, fused": amsgrad(make_params(arguments.shapes, dtype, device)),
+        }
+        measured = measure({name: optimizer.step for name, optimizer in first.items()})
+    except (RuntimeError, AssertionError, ValueError) as error:
+        parser.error(f"cannot be measured on {device}: {str(error).splitlines()[0]}")
+    for line in table(measured, list(first.values())):
+        print(line)
+
+
+def make_params(shapes: Shapes, dtype: torch.dtype, device: str) -> list[Parameter]:
+    """Parameters with gradients, the same for each optimizer."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(shape: tuple[int, ...]) -> torch.Tensor:
+        empty = torch.empty(shape, dtype=dtype, device=device)
+        return empty.uniform_(-1, 1, generator=generator)
+
+    params = [Parameter(random(shape)) for shape in shapes]
+    for param in params:
+        param.grad = random(tuple(param.shape))
+    return params
+
+
+def amsgrad(params: list[Parameter]) -> Adam:
+    """What most would take instead."""
+    return Adam(params, amsgrad=True, fused=True, lr=_LR)
+
+
+def verify(shapes: Shapes, dtype: torch.dtype, device: str) -> None:
+    """Holds the first step at p = 1/2, where both compute the same, against each other.
+
+    Raises:
+        AssertionError: they differ by more than rounding explains.
+    """
+    tried = sorted(set(shapes), key=math.prod)[:4]
+    ours = make_params(tried, dtype, device)
+    theirs = make_params(tried, dtype, device)
+    for param in theirs:  # of half types torch would round the moments, too
+        grad = param.grad
+        param.grad = None
+        param.data = param.data.to(torch.promote_types(dtype, torch.float32))
+        param.grad = None if grad is None else grad.to(param.dtype)
+    FusedPadam(ours, lr=_LR, partial=0.5, bias_correction="adam").step()
+    amsgrad(theirs).step()
+    unit = torch.finfo(dtype).eps
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.to(other.dtype), other, rtol=unit, atol=0.01 * _LR)
+
+
+def measure(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Times of each step in seconds, by turns."""
+    timers = {
+        name: Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
+        for name, step in steps.items()
+    }
+    for timer in timers.values():
+        timer.timeit(2)  # makes states and compiles kernels
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(_TURNS):
+        for name, timer in timers.items():
+            times[name] += timer.blocked_autorange(min_run_time=_SECONDS_PER_TURN).times
+    return times
+
+
+def bytes_of_a_step(optimizer: Optimizer) -> int:
+    """What a step must move: gradients are read; parameters and states also written."""
+    params: list[Parameter] = optimizer.param_groups[0]["params"]
+    states = [
+        value
+        for param in params
+        for value in optimizer.state[param].values()
+        if isinstance(value, torch.Tensor) and value.numel() == param.numel() and value.dim()
+    ]
+    return sum(3 * p.nbytes for p in params) + sum(2 * state.nbytes for state in states)
+
+
+def table(times: dict[str, list[float]], optimizers: list[Optimizer]) -> list[str]:
+    """One row for each optimizer, and above them what was measured."""
+    params = optimizers[0].param_groups[0]["params"]
+    where = params[0].device
+    machine = f"{where}, {torch.get_num_threads()} threads"
+    if where.type == "cuda":
+        machine = torch.cuda.get_device_name(where)
+    lines = [
+        f"{len(params)} tensors, {sum(p.numel() for p in params):,} elements of {params[0].dtype}; "
+        f"{machine}; torch {torch.__version__}",
+        f"{'':<24}{'ms a step':>12}{'middle half':>18}{'GB/s':>8}{'times':>8}",
+    ]
+    ours = None
+    for (name, each), optimizer in zip(times.items(), optimizers, strict=True):
+        low, median, high = quantiles(each, n=4)
+        ours = ours or median
+        lines.append(
+            f"{name:<24}{median * 1e3:>12.4g}{f'{low * 1e3:.3g} to {high * 1e3:.3g}':>18}"
+            f"{bytes_of_a_step(optimizer) / median / 1e9:>8.3g}{median / ours:>8.2f}"
+        )
+    return lines
