@@ -5,7 +5,9 @@
     python -m benchmarks.paper storage --task lm --model lstm2 --seeds 3
     python -m benchmarks.paper report
 
-Interrupted, the same command goes on from where it was. `digits` and `lm` need no files; cifar10,
+A terminal shows how far each run is and when it will end; a log has a line now and then. With
+--tensorboard the curves go to TensorBoard, too. Interrupted, the same command goes on after each
+run's last epoch, and `report` says which that is. `digits` and `lm` need no files; cifar10,
 cifar100 and imagenet need torchvision and --data, and `lm` with --data reads the Penn Treebank.
 """
 

@@ -7,7 +7,7 @@ a line now and then instead.
 from __future__ import annotations
 
 import multiprocessing
-import sys
+import os
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -65,7 +65,7 @@ class Reporter:
     def _tell(self, method: str, *arguments: Any) -> None:
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
-            sys.exit("the process that started this one has gone")
+            os._exit(1)  # it was killed; an exception would leave this process waiting for runs
         self._queue.put((method, self._run, *arguments))
 
 

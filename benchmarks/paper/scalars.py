@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from benchmarks.paper.runs import Epoch, Position, Run
 
-# The steps of this one are percents of an epoch, which needs no look at batch sizes to compare.
+# Its steps are percents of an epoch: so runs with other batch sizes compare.
 BY_BATCH, EPOCH = "train/loss_by_batch", 100
 FLUSH_SECONDS = 20
 
