@@ -25,6 +25,6 @@ def quietly(history):
     pass
 
 
-def carry_out_the_first(runs, folder, workers, jobs, console):
+def carry_out_the_first(runs, folder, *others):
     """Stands in for experiments.carry_out, in this process."""
     train(runs[0], folder, quietly)

@@ -75,6 +75,7 @@ def command(*arguments):
 def test_the_command_line(tmp_path, ptb):
     arguments = ["--task", "lm", "--model", "lstm2", "--width", 4, "--epochs", 2, "--jobs", 2]
     arguments += ["--optimizers", "sgd,padam", "--device", "cpu", "--out", tmp_path]
+    arguments += ["--tensorboard"]
     done = command("run", *arguments, "--data", ptb)
     assert done.returncode == 0, done.stderr
     assert "Penn Treebank, lstm2 of width 4, 2 epochs, 1 seed" in " ".join(done.stdout.split())
@@ -82,6 +83,8 @@ def test_the_command_line(tmp_path, ptb):
         run = make_run("ptb", "lstm2", name, data=str(ptb))
         saved = json.loads((tmp_path / "runs" / f"{run.name}.json").read_text())
         assert train(run, tmp_path / "here", quietly)["history"] == saved["history"]
+        (events,) = (tmp_path / "tensorboard" / run.name).iterdir()
+        assert b"train/loss_by_batch" in events.read_bytes()
 
     (tmp_path / "runs" / "optimizers-ptb-lstm2-sgd-momentum-seed-0.json").unlink()
     (ptb / "ptb.test.txt").unlink()
@@ -117,6 +120,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, tmp_path, pt
         raise
     assert process.returncode == 128 + signal_number, output
     assert "Traceback" not in output
+    assert "optimizers-ptb-lstm2-sgd-momentum-seed-0: reading data" in output
     names = {file.name for file in (tmp_path / "runs").iterdir()}
     assert names - {"optimizers-ptb-lstm2-sgd-momentum-seed-0.checkpoint.unfinished"} == {
         "optimizers-ptb-lstm2-sgd-momentum-seed-0.checkpoint"

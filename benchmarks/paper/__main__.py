@@ -5,7 +5,9 @@
     python -m benchmarks.paper storage --task lm --model lstm2 --seeds 3
     python -m benchmarks.paper report
 
-Interrupted, the same command goes on from where it was. `digits` and `lm` need no files; cifar10,
+A terminal shows how far each run is and when it will end; a log has a line now and then. With
+--tensorboard the curves go to TensorBoard, too. Interrupted, the same command goes on after each
+run's last epoch, and `report` says which that is. `digits` and `lm` need no files; cifar10,
 cifar100 and imagenet need torchvision and --data, and `lm` with --data reads the Penn Treebank.
 """
 
@@ -15,6 +17,7 @@ import argparse
 import signal
 import sys
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -106,11 +109,18 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--workers", type=int, default=0, help="processes that load images; default none"
         )
+        command.add_argument(
+            "--tensorboard",
+            action="store_true",
+            help="write what is measured for TensorBoard, into the folder tensorboard in --out",
+        )
     return parser
 
 
 def make_runs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Run]:
     """The runs that a command asks for; ends the program if they make no sense."""
+    if options.tensorboard and find_spec("tensorboard") is None:
+        parser.error("--tensorboard needs a package that is not here: pip install tensorboard")
     name = "ptb" if options.task == "lm" and options.data else options.task
     task = TASKS[name]
     if options.model not in task.models:
@@ -150,7 +160,8 @@ def main() -> None:
     try:
         if options.command != "report":
             runs = make_runs(options, parser)
-            carry_out(runs, options.out / "runs", options.workers, options.jobs, console)
+            scalars = options.out / "tensorboard" if options.tensorboard else None
+            carry_out(runs, options.out / "runs", options.workers, options.jobs, console, scalars)
         report(options.out, console)
     except KeyboardInterrupt:
         console.print("Interrupted; the same command goes on after each run's last epoch.")

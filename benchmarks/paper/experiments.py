@@ -15,19 +15,19 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.paper.optimizers import HYPERPARAMETERS, NAMES
-from benchmarks.paper.runs import Epoch, Run, finished, read_result, require_same, unfinished
+from benchmarks.paper.optimizers import HYPERPARAMETERS, NAMES, require_installed
+from benchmarks.paper.progress import Display, Reporter
+from benchmarks.paper.runs import Run, finished, read_result, require_same, unfinished
 from benchmarks.paper.storage import STORAGES, options_of
-from benchmarks.paper.tasks import TASKS, Task
+from benchmarks.paper.tasks import Task
 from benchmarks.paper.training import train
 
 # The grid of the paper's section "Experiments", and AMSGrad's exponent.
@@ -83,7 +83,14 @@ def storage_study(task: Task, model: str, seeds: int, **others: Any) -> list[Run
     ]  # fmt: skip
 
 
-def carry_out(runs: list[Run], folder: Path, workers: int, jobs: int, console: Console) -> None:
+def carry_out(
+    runs: list[Run],
+    folder: Path,
+    workers: int,
+    jobs: int,
+    console: Console,
+    tensorboard: Path | None = None,
+) -> None:
     """Trains all of them, `jobs` at a time, which share the threads, and shows how far they are.
 
     Args:
@@ -93,43 +100,52 @@ def carry_out(runs: list[Run], folder: Path, workers: int, jobs: int, console: C
         jobs: how many processes train.
         console: where progress goes; a line for each run that ends, and for each epoch where those
             take long.
+        tensorboard: where a folder for each run goes, finished ones too; None for nowhere.
 
     Raises:
         ValueError: the folder has runs of other settings, or files that cannot be read.
+        ModuleNotFoundError: an optimizer's package is missing; before anything is trained.
         Exception: what the first run to fail raised. Whatever ends this early, the processes are
             ended with it; the same runs then go on from their last epochs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    require_alike(runs, folder)
-    left = [run for run in runs if finished(run, folder) is None]
+    require_installed(run.optimizer for run in runs)
+    begun = require_alike(runs, folder)
+    results = [(run, finished(run, folder)) for run in runs]
+    left = [run for run, result in results if result is None]
     if len(left) < len(runs):
         console.print(f"{len(runs) - len(left)} of {len(runs)} runs are in {folder} already.")
-    begun = sum(run.checkpoint(folder).exists() for run in left)
-    if begun:
+    count = sum(run.name in begun for run in left)
+    if count:
         console.print(
-            f"{begun} of the others {'goes' if begun == 1 else 'go'} on from a checkpoint."
+            f"{count} of the others {'goes' if count == 1 else 'go'} on from a checkpoint."
         )
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // jobs)
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with (
-        context.Manager() as manager,
-        ProcessPoolExecutor(jobs, context, _start_process, (threads,)) as executor,
-        Progress(*columns, console=console) as progress,
-        signals_noted() as stopped,
-    ):
+    with ExitStack() as stack:
+        display = stack.enter_context(Display(left, begun, console))
+        listeners: list[Any] = [display]
+        if tensorboard:
+            from benchmarks.paper.scalars import Scalars
+
+            scalars = stack.enter_context(Scalars(tensorboard))
+            listeners.append(scalars)
+            for run, result in results:
+                if result:
+                    scalars.after_epoch(run, result["history"])
+        manager = stack.enter_context(context.Manager())
+        executor = stack.enter_context(
+            ProcessPoolExecutor(jobs, context, _start_process, (threads,))
+        )
+        stopped = stack.enter_context(signals_noted())
         queue, manager_itself = manager.Queue(), multiprocessing.active_children()
-        bar = progress.add_task("epochs", total=sum(run.epochs for run in left))
-        done = {run.name: 0 for run in left}
         futures = [executor.submit(_train, run, folder, workers, queue) for run in left]
         try:
             while not all(future.done() for future in futures) or not queue.empty():
                 with suppress(Empty):
-                    name, done[name], line = queue.get(timeout=0.5)
-                    progress.update(bar, completed=sum(done.values()))
-                    if line:
-                        progress.console.print(line, highlight=False, soft_wrap=True)
+                    method, *arguments = queue.get(timeout=0.5)
+                    for listener in listeners:
+                        getattr(listener, method)(*arguments)
                 for future in futures:
                     if future.done():
                         future.result()
@@ -160,10 +176,11 @@ def signals_noted() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def require_alike(runs: list[Run], folder: Path) -> None:
+def require_alike(runs: list[Run], folder: Path) -> dict[str, int]:
     """Raises if the folder has other runs of this study, task and model that differ from these.
 
-    A table or a figure of both would say nothing.
+    A table or a figure of both would say nothing. Returns how many epochs are behind those of the
+    runs that have a checkpoint, by name.
     """
     same_study = ("study", "task", "model")
     alike = ["width", "epochs", "data", "device"]
@@ -173,8 +190,12 @@ def require_alike(runs: list[Run], folder: Path) -> None:
         settings = read_result(file)["settings"]
         if all(settings[key] == getattr(runs[0], key) for key in same_study):
             require_same(settings, runs[0], file, alike)
+    begun = {}
     for run in runs:
-        unfinished(run, folder, mmap=True)
+        checkpoint = unfinished(run, folder, mmap=True)
+        if checkpoint:
+            begun[run.name] = len(checkpoint["history"])
+    return begun
 
 
 def _start_process(threads: int) -> None:
@@ -184,18 +205,6 @@ def _start_process(threads: int) -> None:
 
 
 def _train(run: Run, folder: Path, workers: int, queue: Any) -> None:
-    def after_epoch(history: list[Epoch]) -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            sys.exit("the process that started this one has gone")
-        over = run.is_over(history)
-        line = None
-        if history and (over or not TASKS[run.task].embedded):
-            values = ", ".join(
-                f"{key.replace('_', ' ')} {'diverged' if value is None else f'{value:.4g}'}"
-                for key, value in history[-1].items()
-            )
-            line = f"{run.name}, epoch {len(history)} of {run.epochs}: {values}"
-        queue.put((run.name, run.epochs if over else len(history), line))
-
-    train(run, folder, after_epoch, workers)
+    reporter = Reporter(run, queue)
+    reporter.begin()
+    train(run, folder, reporter.after_epoch, workers, reporter.after_batch)

@@ -5,7 +5,7 @@ torchvision is imported for CIFAR and ImageNet only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ class ImageProblem:
         """How many batches an epoch has."""
         return len(self.train)
 
+    @property
+    def test_batches(self) -> int:
+        """How many batches the tests have."""
+        return len(self.test)
+
     def losses(self) -> Iterator[tuple[Tensor, int]]:
         """Of one epoch: the mean loss of each batch, and how many images that are."""
         self.model.train()
@@ -43,7 +48,7 @@ class ImageProblem:
             logits = self.model(images.to(self.device, non_blocking=True))
             yield nn.functional.cross_entropy(logits, labels.to(self.device)), len(labels)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Percent of the test images whose label is not the first guess, nor among five."""
         self.model.eval()
         wrong = torch.zeros(2, device=self.device, dtype=torch.int64)
@@ -54,6 +59,7 @@ class ImageProblem:
                 right = guesses == labels.to(self.device).view(-1, 1)
                 wrong += torch.stack([(~right[:, 0]).sum(), (~right.any(1)).sum()])
                 count += len(labels)
+                after_batch()
         first, five = (100 * wrong.double() / count).tolist()
         return {"test_error": first} | ({"test_error_top5": five} if self.top5 else {})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -58,6 +59,16 @@ HYPERPARAMETERS = {
         "padam": _LSTM2["padam"] | {"lr": 1.0, "partial": 0.2},
     },
 }
+
+
+def require_installed(names: Iterable[str]) -> None:
+    """Raises if a package of these optimizers is missing, which costs no import.
+
+    Raises:
+        ModuleNotFoundError: Yogi and AdaBound without pytorch-optimizer.
+    """
+    if {"yogi", "adabound"} & set(names) and find_spec("pytorch_optimizer") is None:
+        raise ModuleNotFoundError("Yogi and AdaBound need pytorch-optimizer")
 
 
 def make_optimizer(

@@ -21,7 +21,7 @@ from benchmarks.paper import plots
 from benchmarks.paper.experiments import EXPONENTS, VARIANTS
 from benchmarks.paper.optimizers import NAMES
 from benchmarks.paper.published import PUBLISHED
-from benchmarks.paper.runs import Result, diverged, labelled, read_result
+from benchmarks.paper.runs import Result, describe_unfinished, diverged, labelled, read_result
 from benchmarks.paper.storage import STORAGES
 from benchmarks.paper.tasks import TASKS, Task
 
@@ -220,10 +220,14 @@ def write_summary(results: list[Result], path: Path) -> None:
 def report(folder: Path, console: Console) -> None:
     """Prints tables of the runs in `folder / "runs"` and writes all files into `folder`.
 
+    Of runs that are not over it prints the last epoch.
+
     Raises:
         FileNotFoundError: no run has been finished.
         ValueError: a run's file cannot be read.
     """
+    for line in describe_unfinished(folder / "runs"):
+        console.print(f"Not over: {line}", highlight=False, soft_wrap=True)
     results = load(folder / "runs")
     with (folder / "tables.md").open("w") as file:
         markdown = Console(file=file, width=400)

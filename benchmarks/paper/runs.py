@@ -6,13 +6,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Epoch = dict[str, float | None]
 Result = dict[str, Any]  # what the JSON file has
@@ -73,6 +74,41 @@ class Run:
         return settings
 
 
+@dataclass
+class Position:
+    """Where in an epoch a run is: it trains, then it is tested.
+
+    Attributes:
+        epoch: counted from 1.
+        batches, test_batches: how many this epoch has.
+        trained, tested: how many of these are done.
+        examples: how many are in the batches trained: images, or time steps of text.
+        total: the sum of their losses. A tensor stays on its device: to read it is to wait for it.
+    """
+
+    epoch: int
+    batches: int
+    test_batches: int
+    trained: int = 0
+    tested: int = 0
+    examples: int = 0
+    total: Tensor | float = 0.0
+
+    @property
+    def train_loss(self) -> float:
+        """The mean over what this epoch has trained."""
+        return float(self.total) / self.examples
+
+
+def described(name: str, epochs: int, history: list[Epoch]) -> str:
+    """A run's last epoch in one line."""
+    values = ", ".join(
+        f"{key.replace('_', ' ')} {'diverged' if value is None else f'{value:.4g}'}"
+        for key, value in history[-1].items()
+    )
+    return f"{name}, epoch {len(history)} of {epochs}: {values}"
+
+
 def finished(run: Run, folder: Path) -> Result | None:
     """The run's result, if the folder has it.
 
@@ -113,14 +149,34 @@ def unfinished(run: Run, folder: Path, mmap: bool = False) -> dict[str, Any] | N
     file = run.checkpoint(folder)
     if not file.exists():
         return None
+    checkpoint = _read_checkpoint(file, mmap)
+    require_same(checkpoint["settings"], run, file)
+    return checkpoint
+
+
+def describe_unfinished(folder: Path) -> list[str]:
+    """The last epoch of each run that has a checkpoint only.
+
+    Raises:
+        ValueError: a checkpoint cannot be read.
+    """
+    lines = []
+    for file in sorted(folder.glob("*.checkpoint")):
+        with suppress(FileNotFoundError):  # the run ended just now
+            checkpoint = _read_checkpoint(file, mmap=True)
+            if not file.with_suffix(".json").exists():
+                epochs = checkpoint["settings"]["epochs"]
+                lines.append(described(file.stem, epochs, checkpoint["history"]))
+    return lines
+
+
+def _read_checkpoint(file: Path, mmap: bool) -> dict[str, Any]:
     with _damage_named(file):
         # Optimizers take their states to where they belong.
         checkpoint: dict[str, Any] = torch.load(
             file, map_location="cpu", weights_only=True, mmap=mmap
         )
-        settings = json.loads(checkpoint["settings"])
-    require_same(settings, run, file)
-    return checkpoint
+        return checkpoint | {"settings": json.loads(checkpoint["settings"])}
 
 
 @contextmanager

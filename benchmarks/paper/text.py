@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,16 +103,24 @@ class TextProblem:
         """How many batches an epoch has."""
         return math.ceil((len(self.train) - 1) / TIME_STEPS)
 
+    @property
+    def test_batches(self) -> int:
+        """How many batches the tests have."""
+        return math.ceil((len(self.test) - 1) / TIME_STEPS)
+
     def losses(self) -> Iterator[tuple[Tensor, int]]:
         """Of one epoch: the mean loss of each batch, and over how many time steps."""
         self.model.train()
         yield from self._losses(self.train)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Perplexity on the test words."""
         self.model.eval()
+        losses = []
         with torch.no_grad():
-            losses = [(loss.double() * count, count) for loss, count in self._losses(self.test)]
+            for loss, count in self._losses(self.test):
+                losses.append((loss.double() * count, count))
+                after_batch()
         mean = sum(loss for loss, _ in losses) / sum(count for _, count in losses)
         return {"test_perplexity": float(torch.exp(torch.as_tensor(mean)))}
 

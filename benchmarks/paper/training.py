@@ -18,21 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import MultiStepLR
 
 import padam_ext
 from benchmarks.paper.optimizers import make_optimizer
-from benchmarks.paper.runs import Epoch, Run, finished, unfinished, write
+from benchmarks.paper.runs import Epoch, Position, Run, finished, unfinished, write
 from benchmarks.paper.storage import Stored
 from benchmarks.paper.tasks import TASKS, Problem, make_problem
 from benchmarks.versions import installed
 
 
 def train(
-    run: Run, folder: Path, after_epoch: Callable[[list[Epoch]], None], workers: int = 0
+    run: Run,
+    folder: Path,
+    after_epoch: Callable[[list[Epoch]], None],
+    workers: int = 0,
+    after_batch: Callable[[Position], None] = lambda position: None,
 ) -> dict[str, Any]:
     """Trains, or finds that it has been done, and returns what the JSON file has.
 
@@ -41,6 +44,8 @@ def train(
         folder: where the JSON file and the checkpoint go; goes on from those that are there.
         after_epoch: is given all epochs so far, first those that were done before.
         workers: processes that load images.
+        after_batch: is given where the run is after each batch of training and of tests. It is one
+            object that changes.
 
     Raises:
         ValueError: the folder has the run with other settings, or files that cannot be read.
@@ -72,9 +77,11 @@ def train(
     while not run.is_over(history):
         torch.manual_seed(1_000_003 * (run.seed + 1) + len(history))
         lr = scheduler.get_last_lr()[0]
-        loss = train_epoch(problem, optimizer)
+        position = Position(len(history) + 1, problem.batches, problem.test_batches)
+        train_epoch(problem, optimizer, position, after_batch)
         scheduler.step()
-        measured = {"train_loss": loss, **problem.evaluate()}
+        tested = evaluate(problem, position, after_batch)
+        measured = {"train_loss": position.train_loss, **tested}
         # A model of NaN still has guesses; they are nothing that was measured.
         if not all(math.isfinite(value) for value in measured.values()):
             measured = dict.fromkeys(measured, None)
@@ -95,19 +102,35 @@ def train(
     return result
 
 
-def train_epoch(problem: Problem, optimizer: Optimizer) -> float:
-    """One pass over the training data; the mean loss."""
-    total: Tensor | float = 0.0  # left on its device: reading each loss would wait for it
-    count = 0
+def train_epoch(
+    problem: Problem,
+    optimizer: Optimizer,
+    position: Position,
+    after_batch: Callable[[Position], None],
+) -> None:
+    """One pass over the training data, noted in the position."""
     for loss, examples in problem.losses():
         optimizer.zero_grad()
         loss.backward()
         if problem.max_grad_norm is not None:
             clip_grad_norm_(problem.model.parameters(), problem.max_grad_norm)
         optimizer.step()
-        total = total + loss.detach().double() * examples
-        count += examples
-    return float(total) / count
+        position.total = position.total + loss.detach().double() * examples
+        position.examples += examples
+        position.trained += 1
+        after_batch(position)
+
+
+def evaluate(
+    problem: Problem, position: Position, after_batch: Callable[[Position], None]
+) -> dict[str, float]:
+    """What the problem measures on its test data, noted in the position."""
+
+    def tested() -> None:
+        position.tested += 1
+        after_batch(position)
+
+    return problem.evaluate(tested)
 
 
 @cache
