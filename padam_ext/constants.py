@@ -48,6 +48,7 @@ class RowOptions(NamedTuple):
     bias_correction: str
     decoupled_weight_decay: bool
     maximize: bool
+    second_moment: str = "mean"
     seed: int | None = None
     maximum_scale: float = 1.0
 
@@ -95,7 +96,7 @@ class Constants(NamedTuple):
     step_size: float  # lr * c
     beta1: float
     one_minus_beta1: float
-    beta2: float
+    beta2: float  # 1 for a sum, as is 1 - beta2
     one_minus_beta2_high: float
     one_minus_beta2_low: float
     eps: float
@@ -138,16 +139,17 @@ def make_constants(options: RowOptions, step: float) -> Constants:
     if step != UNKNOWN_STEP or options.bias_correction == "none":
         c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
     coupled, decoupled = _decay_factors(options)
-    one_minus_beta2_high = _leading_bits_below(1.0 - options.beta2)
+    kept, added = second_moment_weights(options.second_moment, options.beta2)
+    added_high = _leading_bits_below(added)
     exponent = -2.0 * options.partial
     exponent_high = round(exponent * 65536.0) / 65536.0
     return Constants(
         step_size=lr * c,
         beta1=options.beta1,
         one_minus_beta1=(-1.0 if options.maximize else 1.0) * (1.0 - options.beta1),
-        beta2=options.beta2,
-        one_minus_beta2_high=one_minus_beta2_high,
-        one_minus_beta2_low=1.0 - options.beta2 - one_minus_beta2_high,
+        beta2=kept,
+        one_minus_beta2_high=added_high,
+        one_minus_beta2_low=added - added_high,
         eps=options.eps,
         coupled_decay=coupled * decay if coupled else 0.0,
         decoupled_decay=lr * decay if decoupled else 0.0,
@@ -180,6 +182,11 @@ def make_source(options: RowOptions, step: float) -> RowSource:
         maximum_scale=options.maximum_scale,
         step=step,
     )
+
+
+def second_moment_weights(second_moment: str, beta2: float) -> tuple[float, float]:
+    """Factors (a, b) of `v = a * v + b * g**2`: a mean that decays, or AdaGrad's sum."""
+    return (1.0, 1.0) if second_moment == "sum" else (beta2, 1.0 - beta2)
 
 
 def bias_correction_factors(

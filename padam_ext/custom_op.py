@@ -38,6 +38,7 @@ def step(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     backend: str = "auto",
+    second_moment: str = "mean",
 ) -> None:
     """Makes one step of every parameter, in place. FusedPadam documents what it computes.
 
@@ -64,6 +65,7 @@ def step(
         grad_scale: one element, by which the gradients are divided.
         found_inf: one element; if it is not 0, the step changes nothing.
         backend: see FusedPadam.
+        second_moment: "mean" or "sum", see FusedPadam.
 
     Raises:
         ValueError: an option outside its range, or a state of another shape than its parameter.
@@ -101,6 +103,7 @@ def step(
         "bias_correction": bias_correction,
         "decoupled_weight_decay": decoupled_weight_decay,
         "maximize": maximize,
+        "second_moment": second_moment,
         "params": params,
     }
     make_plain(group, check_lr_sign=True)

@@ -68,7 +68,7 @@ class FusedPadam(Optimizer):
 
     Args:
         params: parameters, named parameters or dicts of param groups, as for torch.optim. All
-            options below from `lr` to `seed` may differ between groups.
+            options below from `lr` to `second_moment` may differ between groups.
         lr: learning rate, a float or a tensor of one element. The paper's base learning rate for
             image classification is 0.1, as for SGD.
         betas: decay of the first and the second moment, each in [0, 1).
@@ -99,6 +99,9 @@ class FusedPadam(Optimizer):
             value.
         seed: of all random numbers, an integer of 32 bits. They depend on it, the step count, the
             parameter's position among all and the element's in memory, and on nothing else.
+        second_moment: "mean" that decays, or AdaGrad's "sum", v = v + g**2, which betas[1] plays no
+            part in. A sum needs amsgrad=False. At p = 1/2 without momentum that is
+            torch.optim.Adagrad, below partially adaptive AdaGrad.
         max_grad_norm: clip all gradients together to this norm, as
             torch.nn.utils.clip_grad_norm_ does over all parameters, but without writing to them.
             `grad_norm` holds the norm before clipping.
@@ -150,6 +153,7 @@ class FusedPadam(Optimizer):
         param_rounding: str = "nearest",
         master: str | None = None,
         seed: int = 0,
+        second_moment: str = "mean",
         max_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
         norm_group: Any = None,
@@ -185,6 +189,7 @@ class FusedPadam(Optimizer):
             "param_rounding": param_rounding,
             "master": master,
             "seed": seed,
+            "second_moment": second_moment,
         }
         make_plain(defaults, check_lr_sign=True)
         super().__init__(params, defaults)

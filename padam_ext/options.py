@@ -16,6 +16,7 @@ from padam_ext import runtime
 Number = float | Tensor
 
 BIAS_CORRECTIONS = ("none", "authors", "adam")
+SECOND_MOMENTS = ("mean", "sum")
 STATE_DTYPES = ("float32", "packed32")
 PARAM_ROUNDINGS = ("nearest", "stochastic")
 MASTERS = (None, "split")
@@ -127,6 +128,7 @@ OPTIONS = (
     Option("param_rounding", "nearest", partial(_one_of, choices=PARAM_ROUNDINGS)),
     Option("master", None, partial(_one_of, choices=MASTERS)),
     Option("seed", 0, _seed),
+    Option("second_moment", "mean", partial(_one_of, choices=SECOND_MOMENTS)),
 )
 DEFAULTS = {option.name: option.default for option in OPTIONS}
 
@@ -160,7 +162,22 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
             "master='split' keeps every bit of bfloat16 parameters: leave out "
             "param_rounding='stochastic'"
         )
+    if plain["second_moment"] == "sum":
+        _check_fits_a_sum(plain)
     group.update(plain)
+
+
+def _check_fits_a_sum(options: Mapping[str, Any]) -> None:
+    """Refuses what only a moment that decays has."""
+    for name, needed, why in (
+        ("amsgrad", False, "a sum never falls, so it is its own running maximum"),
+        ("bias_correction", "none", "a sum has no bias"),
+        ("state_dtype", "float32", "packed states are specified for means only"),
+    ):
+        if options[name] != needed:
+            raise ValueError(
+                f"second_moment='sum' needs {name}={needed!r}, got {options[name]!r}: {why}"
+            )
 
 
 def _check_momentum_fits(beta1: float, beta2: float) -> None:
@@ -204,6 +221,7 @@ class Hyperparameters(NamedTuple):
     param_rounding: str = "nearest"
     master: str | None = None
     seed: int = 0
+    second_moment: str = "mean"
 
     @classmethod
     def from_group(cls, group: Mapping[str, Any], *, keep_tensors: bool = False) -> Hyperparameters:

@@ -21,6 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "param_rounding": "nearest",
     "master": None,
     "seed": 0,
+    "second_moment": "mean",
 }
 
 PARTIALS = (0.0, 1 / 16, 1 / 8, 0.2, 1 / 4, 0.4, 1 / 2)
@@ -60,6 +61,11 @@ def _cases() -> list[Case]:
         Case("no averaging", {"betas": (0.9, 0.0), "partial": 0.25, "weight_decay": 5e-2}),
         Case("odd betas", {"betas": (0.77, 0.9123), "partial": 0.3, "weight_decay": 1e-2}),
         Case("small lr", {"lr": 3e-4, "partial": 0.5, "weight_decay": 5e-2}),
+        *(
+            Case(f"sum p={p:g}", {"second_moment": "sum", "amsgrad": False, "partial": p,
+                                  "weight_decay": 5e-2})
+            for p in (1 / 8, 0.3, 1 / 2)
+        ),
         Case("lr=0", {"lr": 0.0, "weight_decay": 5e-2}),
     ]  # fmt: skip
     return cases
@@ -135,7 +141,8 @@ each_case_and_storage = pytest.mark.parametrize(
         for number, case in enumerate(CASES)
         for place, storage in enumerate(STORAGES)
         if not INTERPRETED or (number + place) % len(STORAGES) == 0
-        # Words hold no momentum beside a v that forgets at once: an error.
-        if "state_dtype" not in storage[1] or case.name != "no averaging"
+        # Words hold no momentum beside a v that forgets at once, and no sums: errors.
+        if "state_dtype" not in storage[1]
+        or not (case.name == "no averaging" or "second_moment" in case.options)
     ],
 )

@@ -154,12 +154,13 @@ class Watched:
 
         assert (state["step"].dtype, state["step"].shape) == self.counter_kind
         assert float(state["step"]) == self.step + 1
-        b1, b2 = map(oracle.exact, self.options["betas"])
+        b1 = oracle.exact(self.options["betas"][0])
+        _, added = oracle.second_moment_weights(self.options)
         g, g_unit = abs(want.g), spacing(want.g_scale, state_dtype) * (want.g_scale != 0)
         g_unit = g_unit + self.grad_error * abs(self.grad)
         m_error = self.moment_ulps * spacing(want.m_scale, state_dtype) + (1 - b1) * g_unit
         v_error = self.moment_ulps * spacing(want.v, state_dtype)
-        v_error = v_error + (1 - b2) * ((g + g_unit) ** 2 - g**2)
+        v_error = v_error + added * ((g + g_unit) ** 2 - g**2)
         if _is_packed(state):
             m, h = self._check_words(state, want, m_error, v_error)
         else:

@@ -4,7 +4,8 @@ g = -g                       to maximize
 g = g + wd * x               coupled weight decay, or
 x = x * (1 - lr * wd)        decoupled
 m = b1 * m + (1 - b1) * g
-v = b2 * v + (1 - b2) * g**2
+v = b2 * v + (1 - b2) * g**2 where the second moment is a mean, or
+v = v + g**2                 where it is a sum
 h = max(h, v)                with amsgrad, else h = v
 d = sqrt(h) / r + eps
 x = x - lr * c * m / d**(2 * p)
@@ -47,11 +48,18 @@ def correction_factors(kind: str, b1: float, b2: float, t: int):
     return 1 / (1 - b1**t), np.sqrt(1 - b2**t)
 
 
+def second_moment_weights(options):
+    if options["second_moment"] == "sum":
+        return exact(1), exact(1)
+    b2 = exact(options["betas"][1])
+    return b2, 1 - b2
+
+
 def padam(x, g, m, v, h, t, options) -> Step:
     """One step, number t from 1. `options` are FusedPadam's keyword arguments, all of them."""
     x, g, m, v, h = map(exact, (x, g, m, v, h))
     lr, wd = exact(options["lr"]), exact(options["weight_decay"])
-    b1, b2 = map(exact, options["betas"])
+    b1 = exact(options["betas"][0])
     with np.errstate(all="ignore"):
         if options["maximize"]:
             g = -g
@@ -65,7 +73,8 @@ def padam(x, g, m, v, h, t, options) -> Step:
         g_scale = np.maximum(abs(g), abs(decay)) * (wd != 0)
         terms = np.maximum(abs(b1 * m), abs((1 - b1) * g))
         m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g**2
+        kept, added = second_moment_weights(options)
+        v = kept * v + added * g**2
         h = np.maximum(h, v) if options["amsgrad"] else v
     return Step(
         x=x + movement(m, h, t, options),

@@ -1,4 +1,4 @@
-"""Against other people's code: torch.optim's Adam, AdamW and SGD, over 20 steps."""
+"""Against other people's code, torch.optim, over 20 steps."""
 
 import pytest
 import torch
@@ -41,6 +41,30 @@ def test_adam_and_adamw(weight_decay, maximize, amsgrad, theirs, backend):
         ),
         lambda params: theirs(params, **options),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_adagrad(weight_decay, maximize, backend):
+    options = {"lr": 1e-2, "weight_decay": weight_decay, "maximize": maximize, "eps": 1e-10}
+    run_both(
+        lambda params: FusedPadam(
+            params, betas=(0.0, 0.999), partial=0.5, amsgrad=False, second_moment="sum",
+            backend=backend, **options,
+        ),
+        lambda params: torch.optim.Adagrad(params, **options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_rmsprop(weight_decay, backend):
+    options = {"lr": 1e-2, "weight_decay": weight_decay, "eps": 1e-8}
+    run_both(
+        lambda params: FusedPadam(
+            params, betas=(0.0, 0.99), partial=0.5, amsgrad=False, backend=backend, **options
+        ),
+        lambda params: torch.optim.RMSprop(params, alpha=0.99, **options),
+    )
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])

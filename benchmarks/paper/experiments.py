@@ -1,9 +1,10 @@
 """The runs of the three studies, and how they are carried out side by side.
 
 The optimizer study is the paper's comparison of seven optimizers. The p study varies Padam's
-exponent, and three things beside it: without the running maximum it is a partially adaptive Adam,
-without that and without momentum a partially adaptive RMSprop (the paper's remark that the idea
-carries over), and with the authors' bias correction it is what their released code computes.
+exponent, and other things beside it: without the running maximum it is a partially adaptive Adam,
+without that and without momentum a partially adaptive RMSprop, with a sum for a second moment a
+partially adaptive AdaGrad (the paper's remark that the idea carries over), and with the authors'
+bias correction it is what their released code computes.
 
 The storage study trains with Padam for each way to store parameters and states.
 """
@@ -37,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "authors' bias correction": {"bias_correction": "authors"},
     "partially adaptive Adam": {"amsgrad": False},
     "partially adaptive RMSprop": {"amsgrad": False, "betas": (0.0, 0.999)},
+    "partially adaptive AdaGrad": {"amsgrad": False, "second_moment": "sum"},
 }
 
 
