@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 
 .PHONY: help demo storage bench bench-gpu test lint types tests test-all-cases \
 	test-build test-sanitize test-interpret test-compile test-order test-ptx test-cuda \
-	test-distributed test-clients test-paper wheels test-wheels native gpu test-gpu \
-	test-gpu-sanitize kernel-tables paper clean
+	test-distributed test-clients test-paper docs test-site wheels test-wheels native gpu \
+	test-gpu test-gpu-sanitize kernel-tables paper clean
 
 help:
 	@echo "make demo           train a small ResNet on handwritten digits by four optimizers"
@@ -34,6 +34,8 @@ help:
 	@echo "make paper          the paper's experiments on data that need no download, ten minutes"
 	@echo "make storage        Padam with packed states and bfloat16 parameters, seven minutes"
 	@echo "make test-paper     those on CIFAR and ImageNet, on a few images, with torchvision"
+	@echo "make docs           the documentation as a site, into out/site"
+	@echo "make test-site      its links, and its pages in a browser; needs chromium"
 	@echo "make clean          remove what these made"
 	@echo "Variables: VENV=.venv, PYTHON=python3, OUT=out (reports), JOBS=2 (runs side by side)"
 
@@ -166,6 +168,18 @@ test-paper: $(READY)
 	$(PAPER)/bin/pip install --quiet --disable-pip-version-check --no-compile -r requirements-paper.txt
 	OMP_WAIT_POLICY=passive $(PAPER)/bin/python -m pytest -n auto -m paper
 
+# Whatever Sphinx warns of is an error. Of what an earlier build has read it would not warn again.
+SITE = $(OUT)/site
+docs: $(READY)
+	rm -rf $(SITE)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env \
+		-c docs -d $(OUT)/site-cache . $(SITE)
+	@echo "The site is in $(SITE)/index.html"
+
+test-site: docs
+	SITE=$(SITE) $(BIN)/python -m pytest -p no:xdist -m site
+	$(BIN)/linkchecker --config=docs/linkchecker.ini --no-status $(SITE)/index.html
+
 # Not in the virtual environment: a GPU machine has a torch and a Triton of its own. Nothing here
 # needs more than pytest and numpy.
 test-gpu:
@@ -234,5 +248,5 @@ test-gpu-sanitize:
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -m gpu -k "another_kernel"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PAPER) build dist out *.egg-info padam_ext/_native*.so \
+	rm -rf $(VENV) $(CLIENTS) $(PAPER) build dist out docs/generated *.egg-info padam_ext/_native*.so \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks

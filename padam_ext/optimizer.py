@@ -78,13 +78,14 @@ class FusedPadam(Optimizer):
         partial: the paper's p, in [0, 1/2]. The authors' class defaults to 1/4, their command line
             and their README to 1/8.
         amsgrad: whether to keep the running maximum h. False uses v in its place.
-        bias_correction: how the moments are debiased, by factors c and r at update number t.
-            "none", the paper: c = r = 1.
-            "authors", the authors' released code: c = sqrt(1 - b2**t) / (1 - b1**t), r = 1. For
-            p < 1/2 this is not a debiasing but a warm-up: with the default betas the factor is
-            0.316 at t = 1, 0.152 at t = 12 and 0.795 at t = 1000.
-            "adam": c = 1 / (1 - b1**t), r = sqrt(1 - b2**t), the debiasing that is consistent at
-            every p and equals torch.optim.Adam(amsgrad=True) at p = 1/2.
+        bias_correction: how the moments are debiased, by factors c and r at update number t:
+
+            - "none", the paper: c = r = 1.
+            - "authors", the authors' released code: c = sqrt(1 - b2**t) / (1 - b1**t), r = 1. For
+              p < 1/2 this is not a debiasing but a warm-up: with the default betas the factor is
+              0.316 at t = 1, 0.152 at t = 12 and 0.795 at t = 1000.
+            - "adam": c = 1 / (1 - b1**t), r = sqrt(1 - b2**t), the debiasing that is consistent at
+              every p and equals torch.optim.Adam(amsgrad=True) at p = 1/2.
         decoupled_weight_decay: multiply x by 1 - lr * weight_decay first, as AdamW does, instead
             of adding weight_decay * x to the gradient.
         maximize: ascend instead of descend.
@@ -103,7 +104,7 @@ class FusedPadam(Optimizer):
             part in. A sum needs amsgrad=False. At p = 1/2 without momentum that is
             torch.optim.Adagrad, below partially adaptive AdaGrad.
         max_grad_norm: clip all gradients together to this norm, as
-            torch.nn.utils.clip_grad_norm_ does over all parameters, but without writing to them.
+            `torch.nn.utils.clip_grad_norm_` does over all parameters, but without writing to them.
             `grad_norm` holds the norm before clipping.
         skip_nonfinite: skip the step, and do not count it, if the norm is infinite or NaN.
         norm_group: a torch.distributed.ProcessGroup, or several in a list, whose processes hold
@@ -123,6 +124,10 @@ class FusedPadam(Optimizer):
             torch.optim, as `fused` is.
         fused: likewise; every step is fused.
         differentiable: False only: a step cannot be differentiated.
+
+    Attributes:
+        grad_norm: norm of all gradients in the last step, before clipping: a tensor of one element
+            on the parameters' device. None without `max_grad_norm` and `skip_nonfinite`.
 
     Raises:
         ValueError: an option outside its range; a duplicate, non-leaf or expanded parameter.

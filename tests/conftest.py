@@ -1,3 +1,4 @@
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -38,6 +39,7 @@ MARKERS_OF_FILES = (
     "paper",
     "ptx",
     "sanitize",
+    "site",
 )
 
 
@@ -123,6 +125,11 @@ def pytest_configure(config):
     torch.set_warn_always(True)
     if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("torch sees no GPU here, which these tests need")
+    browser_is_there = shutil.which("chromium") and shutil.which("chromedriver")
+    if config.getoption("markexpr") == "site" and not browser_is_there:
+        raise pytest.UsageError(
+            "test-site needs chromium and its driver: apt-get install chromium chromium-driver"
+        )
     folder = config.getoption("--expect-package-in")
     if folder and Path(folder).resolve() not in Path(padam_ext.__file__).resolve().parents:
         raise pytest.UsageError(f"testing {padam_ext.__file__}, which is not in {folder}")
