@@ -37,7 +37,7 @@ class Room(NamedTuple):
 
 ROOMS = {
     "what users import": Room(
-        "__init__ __main__ backward custom_op iterate_sampler distributed.ddp "
+        "__init__ __main__ backward bench custom_op iterate_sampler distributed.ddp "
         "distributed.functional distributed.adam_load_planner"
     ),
     "step()": Room("optimizer checkpoint param_index", stage=1),

@@ -65,7 +65,11 @@ BAD_OPTIONS = [
     ({"amsgrad": np.int64(-1)}, TypeError, "amsgrad must be True or False, got .*-1"),
     ({"maximize": "no"}, TypeError, "maximize must be True or False, got 'no'"),
     ({"second_moment": "max"}, ValueError, "second_moment must be one of .* got 'max'"),
-    ({"second_moment": "sum"}, ValueError, "'sum' needs amsgrad=False, got True: a sum never falls"),
+    (
+        {"second_moment": "sum"},
+        ValueError,
+        "'sum' needs amsgrad=False, got True: a sum never falls",
+    ),
     (
         {"second_moment": "sum", "amsgrad": False, "bias_correction": "adam"},
         ValueError,
