@@ -185,26 +185,27 @@ test-site: docs
 test-gpu:
 	$(PYTHON) -m pytest -m gpu
 
-# A wheel for each CPython that is here, with the oldest glibc that it runs on in its name. Those with
-# code for GPUs have a version of their own. OpenMP's runtime stays out: torch brings one, and threads
-# of two would get in each other's way.
-WHEELS := build/wheels
+# The source distribution, and of it a wheel for each CPython that is here, with the oldest glibc that it
+# runs on in its name. Those with code for GPUs have a version of their own. OpenMP's runtime stays
+# out: torch brings one, and threads of two would get in each other's way.
 CUDA ?=
 DIST := dist/$(if $(CUDA),cuda,cpu)
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
+WHEELS := build/wheels
 wheels: $(READY)
-	rm -rf $(WHEELS)
-	mkdir -p $(WHEELS)
-	printf "[egg_info]\ntag_build = $(if $(CUDA),+cu$$(nvcc --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1\2/p'))\n" \
-		> $(WHEELS)/version.cfg
+	rm -rf $(WHEELS) $(DIST)
+	$(BIN)/python -m build --sdist --outdir $(DIST) . > /dev/null
+	printf "[egg_info]\ntag_build = $(if $(CUDA),+cu$$(nvcc --version | \
+		sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1\2/p'))\n" > $(DIST)/version.cfg
 	for python in $(PYTHONS); do \
 		found=$$($$python -c "import sys; print(sys.executable)" 2> /dev/null) || continue; \
 		echo "A wheel for $$found"; \
-		PADAM_EXT_BUILD=$(if $(CUDA),cuda,cpu) DIST_EXTRA_CONFIG=$(abspath $(WHEELS))/version.cfg \
+		PADAM_EXT_BUILD=$(if $(CUDA),cuda,cpu) DIST_EXTRA_CONFIG=$(CURDIR)/$(DIST)/version.cfg \
 		$(BIN)/pip --quiet --disable-pip-version-check --python $$found \
-			wheel --no-deps --wheel-dir $(WHEELS) . || exit; \
+			wheel --no-deps --wheel-dir $(WHEELS) $(DIST)/*.tar.gz || exit; \
 	done
 	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir $(DIST) $(WHEELS)/*.whl
+	rm $(DIST)/version.cfg
 	@ls -l $(DIST)
 
 # What a wheel computes, in an environment with nothing else of this project, beside any torch. The

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import quantiles
 
 import torch
 from torch.nn import Parameter
 from torch.optim import Adam, Optimizer
-from torch.utils.benchmark import Timer
 
 from padam_ext.optimizer import FusedPadam
 from padam_ext.options import DEFAULTS
@@ -26,8 +26,8 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype
 # 16M elements, most of them in few tensors, as in a small transformer.
 DEFAULT_SHAPES = "12*1024x1024,4*1024x1024,64*1024"
 _LR = 1e-3  # betas and eps have the same defaults in both
-_TURNS = 8
-_SECONDS_PER_TURN = 0.3
+# Each takes so many turns, of so many parts. One part is at least one step.
+_TURNS, _PARTS, _SECONDS_PER_PART = 8, 10, 0.03
 
 Shapes = list[tuple[int, ...]]
 
@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             ),
             "torch AMSGrad, fused": amsgrad(make_params(arguments.shapes, dtype, device)),
         }
-        measured = measure({name: optimizer.step for name, optimizer in first.items()})
+        steps = {name: optimizer.step for name, optimizer in first.items()}
+        measured = measure(steps, torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
         parser.error(f"cannot be measured on {device}: {str(error).splitlines()[0]}")
     for line in table(measured, list(first.values())):
@@ -125,19 +126,33 @@ def verify(shapes: Shapes, dtype: torch.dtype, device: str) -> None:
         torch.testing.assert_close(one.to(other.dtype), other, rtol=unit, atol=0.01 * _LR)
 
 
-def measure(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Times of each step in seconds, by turns."""
-    timers = {
-        name: Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
-        for name, step in steps.items()
-    }
-    for timer in timers.values():
-        timer.timeit(2)  # makes states and compiles kernels
+def measure(
+    steps: Mapping[str, Callable[[], object]], device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of a step, by turns. Steps follow one another; a GPU is waited for at the end."""
+
+    def seconds(step: Callable[[], object], count: int) -> float:
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        _wait(device)
+        return (time.perf_counter() - start) / count
+
     times: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        seconds(step, 2)  # makes states and compiles kernels
+    counts = {name: max(1, round(_SECONDS_PER_PART / seconds(step, 3)))
+              for name, step in steps.items()}  # fmt: skip
     for _ in range(_TURNS):
-        for name, timer in timers.items():
-            times[name] += timer.blocked_autorange(min_run_time=_SECONDS_PER_TURN).times
+        for name, step in steps.items():
+            times[name] += [seconds(step, counts[name]) for _ in range(_PARTS)]
     return times
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def bytes_of_a_step(optimizer: Optimizer) -> int:

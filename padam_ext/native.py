@@ -10,6 +10,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+_REINSTALL = "reinstall padam_ext"
+
 
 def _load() -> tuple[Any, str | None]:
     try:
@@ -25,7 +27,10 @@ def _load() -> tuple[Any, str | None]:
             "cuda, which says what is missing"
         )
     except ImportError as error:
-        return None, f"the native module does not load ({error}); reinstall padam_ext"
+        # It is not in wheels, since most builds of torch bring one by this name.
+        missing = "libgomp" in str(error)
+        advice = "install it (Debian and Ubuntu: apt install libgomp1)" if missing else _REINSTALL
+        return None, f"the native module does not load ({error}); {advice}"
 
 
 def _installed_elsewhere() -> Path | None:

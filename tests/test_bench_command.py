@@ -14,7 +14,7 @@ from padam_ext.optimizer import FusedPadam
 def output_of(monkeypatch, capsys):
     """What the command prints, when it measures for a moment only."""
     monkeypatch.setattr(bench, "_TURNS", 2)
-    monkeypatch.setattr(bench, "_SECONDS_PER_TURN", 0.001)
+    monkeypatch.setattr(bench, "_SECONDS_PER_PART", 0.0)
 
     def output_of(*arguments):
         monkeypatch.setattr(sys, "argv", ["padam_ext", "bench", *arguments])
