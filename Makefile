@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo storage bench bench-gpu test lint types tests test-all-cases \
-	test-build test-sanitize test-interpret test-compile test-order test-ptx test-cuda \
+	test-build test-sanitize test-clang test-aarch64 test-interpret test-compile test-order test-ptx test-cuda \
 	test-distributed test-clients test-paper docs test-site wheels test-wheels native gpu \
 	test-gpu test-gpu-sanitize kernel-tables paper clean
 
@@ -15,6 +15,8 @@ help:
 	@echo "make test-all-cases the rest of the cases of those tests"
 	@echo "make test-build     install in fresh environments, with and without torch or a compiler"
 	@echo "make test-sanitize  tests of the native module under AddressSanitizer and UBSan"
+	@echo "make test-clang     the native module as clang builds it"
+	@echo "make test-aarch64   the native module for aarch64, under qemu"
 	@echo "make test-interpret the Triton kernel in Triton's interpreter"
 	@echo "make test-compile   the Triton kernel compiled for GPUs, without one"
 	@echo "make test-order     what is queued on a GPU, in many orders, without one"
@@ -93,6 +95,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/*.cu benchmarks/*.cpp
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*
+	$(BIN)/zizmor --quiet --offline .github
 
 types: $(READY)
 	$(BIN)/mypy
@@ -113,11 +117,23 @@ test-build: $(READY)
 SANITIZED := build/sanitized
 test-sanitize: $(READY)
 	rm -rf $(SANITIZED)
-	PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS="-DPADAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo" \
+	PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS="-DPADAM_SANITIZE=ON -DCMAKE_COMPILE_WARNING_AS_ERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo" \
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) .
 	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 OMP_WAIT_POLICY=passive \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest -n auto --expect-package-in=$(SANITIZED) -m sanitize -k "not eager"
+
+# A third copy, built by clang, without a warning.
+CLANG := build/clang
+test-clang: $(READY)
+	rm -rf $(CLANG)
+	CXX=clang++ PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS=-DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(CLANG) .
+	PYTHONPATH=$(CLANG):. OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto \
+		--expect-package-in=$(CLANG) -m "numbers or sanitize" -k "not eager"
+
+test-aarch64: $(READY)
+	tests/aarch64.sh $(BIN)
 
 # The interpreter and the compiler do not mix in one process.
 test-interpret: $(READY)

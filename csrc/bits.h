@@ -7,8 +7,11 @@
 
 #if defined(__CUDACC__)
 #define PADAM_INLINE static __host__ __device__ __forceinline__
+#define PADAM_PRAGMA(text) _Pragma(#text)
+#define PADAM_UNROLL(...) PADAM_PRAGMA(unroll __VA_ARGS__)
 #else
 #define PADAM_INLINE static inline __attribute__((always_inline))
+#define PADAM_UNROLL(...)
 #endif
 // Static, since the CPU code is compiled once per instruction set: the linker must not give one
 // set's functions to another.

@@ -80,19 +80,19 @@ using CompiledSignatures =
 template <typename Stored>
 constexpr DType kDTypeOf = DType::absent;
 template <>
-constexpr DType kDTypeOf<float> = DType::float32;
+inline constexpr DType kDTypeOf<float> = DType::float32;
 template <>
-constexpr DType kDTypeOf<double> = DType::float64;
+inline constexpr DType kDTypeOf<double> = DType::float64;
 template <>
-constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
+inline constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
 template <>
-constexpr DType kDTypeOf<float16> = DType::float16;
+inline constexpr DType kDTypeOf<float16> = DType::float16;
 template <>
-constexpr DType kDTypeOf<std::uint32_t> = DType::int32;
+inline constexpr DType kDTypeOf<std::uint32_t> = DType::int32;
 template <>
-constexpr DType kDTypeOf<std::uint16_t> = DType::int16;
+inline constexpr DType kDTypeOf<std::uint16_t> = DType::int16;
 template <>
-constexpr DType kDTypeOf<stochastic_bfloat16> = DType::stochastic_bfloat16;
+inline constexpr DType kDTypeOf<stochastic_bfloat16> = DType::stochastic_bfloat16;
 
 // As an argument: the indices of all slots.
 using EachSlot = std::make_integer_sequence<int, kSlots>;

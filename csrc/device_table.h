@@ -127,7 +127,7 @@ PADAM_INLINE void load_slot(const Operands& tensor, std::int64_t at,
     using Item = typename Types::template Stored<slot>;
     const auto* from = pointer<const Item>(tensor.addresses[static_cast<int>(slot)]) + at;
     const auto pack = load_pack<width>(from);
-#pragma unroll
+    PADAM_UNROLL()
     for (int i = 0; i < width; ++i) part<slot>(stored[i]) = pack.items[i];
   }
 }
@@ -141,7 +141,7 @@ PADAM_INLINE void store_slot(const Operands& tensor, std::int64_t at,
     if (slot == Slot::max_exp_avg_sq && !maximum_changed) return;
     using Item = typename Types::template Stored<slot>;
     Pack<Item, width> pack;
-#pragma unroll
+    PADAM_UNROLL()
     for (int i = 0; i < width; ++i) pack.items[i] = part<slot>(stored[i]);
     store_pack<width>(pointer<Item>(tensor.addresses[static_cast<int>(slot)]) + at, pack);
   }
@@ -156,7 +156,7 @@ PADAM_INLINE void step_elements(const Operands& tensor, std::int64_t at, const C
   (load_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored), ...);
   // After some training few maxima rise, and memory is what limits a large step.
   bool maximum_changed = false;
-#pragma unroll
+  PADAM_UNROLL()
   for (int i = 0; i < width; ++i) {
     Element<T> element;
     decode<Types>(stored[i], element);
@@ -188,7 +188,7 @@ PADAM_INLINE void step_share(const Operands& tensor, std::int64_t begin, std::in
     step_elements<root, kWidth<T>, Types>(tensor, at, c, grad_factor, decay, key, EachSlot());
   }
   // Unrolled it would take more registers, and gain nothing: loads wait for the stores before them.
-#pragma unroll 1
+  PADAM_UNROLL(1)
   for (std::int64_t at = in_packs + thread; at < end; at += kThreads) {
     step_elements<root, 1, Types>(tensor, at, c, grad_factor, decay, key, EachSlot());
   }
@@ -231,10 +231,11 @@ PADAM_INLINE bool is_aligned(std::int64_t address) {
 template <typename Types, int... slots>
 PADAM_INLINE bool are_aligned(const Operands& tensor, std::integer_sequence<int, slots...>) {
   using T = typename Types::T;
-  return ((!Types::template has<static_cast<Slot>(slots)> ||
-           is_aligned<T, typename Types::template Stored<static_cast<Slot>(slots)>>(
-               tensor.addresses[slots])) &
-          ...);
+  // As integers, so that no branch comes in between.
+  return (static_cast<int>(!Types::template has<static_cast<Slot>(slots)> ||
+                           is_aligned<T, typename Types::template Stored<static_cast<Slot>(slots)>>(
+                               tensor.addresses[slots])) &
+          ...) != 0;
 }
 
 // What one thread of one block does.
@@ -288,7 +289,7 @@ PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chun
   T sums[kWidth<T>] = {};
   for (std::int64_t at = begin + thread * kWidth<T>; at < in_packs; at += kBlock<T>) {
     const Pack<Grad, kWidth<T>> pack = load_pack<kWidth<T>>(grad + at);
-#pragma unroll
+    PADAM_UNROLL()
     for (int i = 0; i < kWidth<T>; ++i) {
       const T g = load(pack.items[i]);
       sums[i] = multiply_add(g, g, sums[i]);
@@ -299,7 +300,7 @@ PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chun
     sums[0] = multiply_add(g, g, sums[0]);
   }
   T sum = sums[0];
-#pragma unroll
+  PADAM_UNROLL()
   for (int i = 1; i < kWidth<T>; ++i) sum += sums[i];
   return sum;
 }

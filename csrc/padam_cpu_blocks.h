@@ -39,8 +39,8 @@ void store_block(const float* __restrict from, Stored* __restrict to, std::int64
 
 // Some elements of one slot as the update takes them: in place, or else in the buffer; null where
 // the slot is absent.
-float* loaded(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_t at,
-              std::int64_t numel, float* buffer) {
+inline float* loaded(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_t at,
+                     std::int64_t numel, float* buffer) {
   switch (table.signature.of(slot)) {
     case DType::float32:
       return element<float>(table, slot, tensor, at);
@@ -55,8 +55,8 @@ float* loaded(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int
 }
 
 // Writes back what `loaded` put into the buffer.
-void store_back(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_t at,
-                std::int64_t numel, const float* buffer) {
+inline void store_back(const LaunchTable& table, Slot slot, std::int64_t tensor, std::int64_t at,
+                       std::int64_t numel, const float* buffer) {
   switch (table.signature.of(slot)) {
     case DType::bfloat16:
       return store_block(buffer, element<bfloat16>(table, slot, tensor, at), numel);

@@ -285,6 +285,8 @@ void update(const Row& row, const Constants<T>& constants, T grad_factor,
       return with_root(std::integral_constant<Root, Root::sixteenth>());
     case Root::general:
       return with_root(std::integral_constant<Root, Root::general>());
+    case Root::count:
+      break;  // no root, the bindings refuse it
   }
 }
 

@@ -41,7 +41,7 @@ class BorrowedEnvironment {
 // Calls run(i) for each i in [0, count), in any order, by up to num_threads threads that take
 // `grain` of them at a time.
 template <typename Run>
-void parallel_for(std::int64_t count, int num_threads, int grain, const Run& run) {
+void parallel_for(std::int64_t count, int num_threads, [[maybe_unused]] int grain, const Run& run) {
   if (num_threads <= 1 || count <= 1 || Fork::happened()) {
     for (std::int64_t i = 0; i < count; ++i) run(i);
     return;
