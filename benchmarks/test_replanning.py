@@ -100,11 +100,21 @@ def one_parameter_gets_new_data(steps: Steps) -> None:
     param.data = param.data.clone()
 
 
+LARGE = torch.zeros(2**22)
+
+
+def torch_has_just_used_all_threads(steps: Steps) -> None:
+    """As backward does; a second OpenMP runtime would find the processors busy with waiting."""
+    torch.exp(LARGE, out=LARGE)
+    LARGE.zero_()
+
+
 CHANGES = (
     one_gradient_comes_and_goes,
     halves_take_turns,
     one_gradient_is_strided_at_times,
     one_parameter_gets_new_data,
+    torch_has_just_used_all_threads,
 )
 
 

@@ -65,8 +65,8 @@ def commands_of(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_there(page):
     code = "\n".join(commands_of(page))
-    targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(re.findall(r"(?<!\S)`?make ([a-z][a-z-]*)", code)) <= set(targets)
+    targets = re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"(?<!\S)`?make ([a-z][a-z0-9-]*)", code)) <= set(targets)
     for module in re.findall(r"python3? -m ([a-z_.]+)", code):
         assert find_spec(module), module
 
