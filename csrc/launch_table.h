@@ -72,6 +72,7 @@ struct Constants {
   T exponent;
   T exponent_high;
   T exponent_low;
+  T second_moment;
   T root;
   T seed;
   T step;

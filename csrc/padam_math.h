@@ -26,6 +26,9 @@ enum class Decay : int { none, coupled, decoupled };
 // to the codes in which it is stored.
 enum class Maximum : int { none, exact, coded };
 
+// How v follows from v and g^2, in the order of constants.py's SECOND_MOMENT_FORMS.
+enum class SecondMoment : int { weighted, largest, yogi };
+
 // A row of the table, rounded to the type that is computed with.
 template <typename T>
 PADAM_INLINE Constants<T> rounded(const Constants<double>& constants) {
@@ -178,6 +181,21 @@ PADAM_INLINE T larger_of(T reached, T h) {
   return reached == reached ? larger : reached;
 }
 
+// v after the step. A maximum goes with the weighted form only; without one, all forms are worked
+// out and one is selected, since loops over elements are vectorized.
+template <typename T>
+PADAM_INLINE T second_moment_after(T v, T g, const Constants<T>& c, Maximum maximum) {
+  const T added = times_one_minus_beta2(g, c);
+  const T weighted = rounded_once(added, g, c.beta2 * v);
+  if (maximum != Maximum::none) return weighted;
+  const T square = g * g;
+  const T sign_times_added = square > v ? added : (square < v ? -added : square - v);
+  const T yogi = rounded_once(sign_times_added, g, v);
+  const T largest = larger_of(added * g, c.beta2 * v);
+  if (c.second_moment == static_cast<T>(SecondMoment::weighted)) return weighted;
+  return c.second_moment == static_cast<T>(SecondMoment::largest) ? largest : yogi;
+}
+
 // First half of the update of one element: moves the moments and returns d, the denominator
 // before the power. `h` is not touched without a maximum.
 template <typename T>
@@ -186,7 +204,7 @@ PADAM_INLINE T update_moments(T x, T g, T& m, T& v, T& h, const Constants<T>& c,
   g = g * grad_factor;
   if (decay == Decay::coupled) g = rounded_once(c.coupled_decay, x, g);
   m = rounded_once(c.beta1, m, c.one_minus_beta1 * g);
-  v = rounded_once(times_one_minus_beta2(g, c), g, c.beta2 * v);
+  v = second_moment_after(v, g, c, maximum);
   T second_moment = v;
   if (maximum != Maximum::none) {
     h = larger_of(maximum == Maximum::coded ? coded_maximum(v) : v, h);

@@ -85,9 +85,9 @@ SLOTS = (
     "PACKED_MV",
     "PARAM_LOW",
 )
-NUM_CONSTANTS: tl.constexpr = tl.constexpr(16)  # fields of a row
-SEED: tl.constexpr = tl.constexpr(14)  # the last of them
-STEP: tl.constexpr = tl.constexpr(15)
+NUM_CONSTANTS: tl.constexpr = tl.constexpr(17)  # fields of a row
+SEED: tl.constexpr = tl.constexpr(15)  # the last of them
+STEP: tl.constexpr = tl.constexpr(16)
 
 
 # `control` is one of two parts of a table: no reason to compile the kernel twice.
@@ -169,6 +169,7 @@ def multi_tensor_padam(
         tl.load(row + 10).to(COMPUTE),
         tl.load(row + 11).to(COMPUTE),
         tl.load(row + 12).to(COMPUTE),
+        tl.load(row + 13).to(COMPUTE),
     )
 
     x_address = tl.load(addresses + tensor)

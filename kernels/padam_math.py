@@ -17,6 +17,9 @@ HALF: tl.constexpr = tl.constexpr(1)
 QUARTER: tl.constexpr = tl.constexpr(2)
 EIGHTH: tl.constexpr = tl.constexpr(3)
 SIXTEENTH: tl.constexpr = tl.constexpr(4)
+# How v follows from v and g^2, in the order of constants.py's SECOND_MOMENT_FORMS.
+LARGEST: tl.constexpr = tl.constexpr(1)
+YOGI: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
@@ -51,13 +54,22 @@ def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr, CODE
         exponent,
         exponent_high,
         exponent_low,
+        form,
     ) = constants
     g = g * grad_factor
     # Selections, since 0 * x is not 0 for every x.
     g = tl.where(coupled_decay != 0, tl.fma(coupled_decay, x, g), g)
     m = tl.fma(beta1, m, one_minus_beta1 * g)
-    scaled_g = tl.fma(one_minus_beta2_high, g, one_minus_beta2_low * g)
-    v = tl.fma(scaled_g, g, beta2 * v)
+    added = tl.fma(one_minus_beta2_high, g, one_minus_beta2_low * g)
+    kept_v = beta2 * v
+    if CODED or h is not None:  # these go with a mean only
+        v = tl.fma(added, g, kept_v)
+    else:
+        square = g * g
+        signed = tl.where(square > v, added, tl.where(square < v, -added, square - v))
+        largest = tl.maximum(added * g, kept_v, propagate_nan=tl.PropagateNan.ALL)
+        summed = tl.fma(tl.where(form == YOGI, signed, added), g, kept_v)
+        v = tl.where(form == LARGEST, largest, summed)
     if h is None:
         h = v
     else:

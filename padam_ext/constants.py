@@ -19,6 +19,9 @@ from padam_ext.packed_states import ROOT_OF_CENTRE
 # How d^(2p) is computed, named after p; in the order of the enum Root in csrc/padam_math.h.
 ROOTS = ("none", "half", "quarter", "eighth", "sixteenth", "general")
 GENERAL = ROOTS.index("general")
+# v = kept * v + added * g**2, v = max(kept * v, added * g**2), or
+# v = kept * v - added * sign(v - g**2) * g**2; the enum SecondMoment there.
+SECOND_MOMENT_FORMS = ("weighted", "largest", "yogi")
 _ROOT_OF_EXPONENT = {0.0: 0, -1.0: 1, -0.5: 2, -0.25: 3, -0.125: 4}
 
 _SMALLEST_NORMAL = 2.0**-126  # of float32
@@ -96,7 +99,7 @@ class Constants(NamedTuple):
     step_size: float  # lr * c
     beta1: float
     one_minus_beta1: float
-    beta2: float  # 1 for a sum, as is 1 - beta2
+    beta2: float  # it and 1 - beta2 are the `kept` and `added` of SecondMomentRule
     one_minus_beta2_high: float
     one_minus_beta2_low: float
     eps: float
@@ -106,6 +109,7 @@ class Constants(NamedTuple):
     exponent: float  # -2p
     exponent_high: float
     exponent_low: float
+    second_moment: float  # index into SECOND_MOMENT_FORMS
     root: float  # index into ROOTS
     seed: float  # of random numbers
     step: float  # number of this update; 0 where it plays no part
@@ -139,17 +143,17 @@ def make_constants(options: RowOptions, step: float) -> Constants:
     if step != UNKNOWN_STEP or options.bias_correction == "none":
         c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
     coupled, decoupled = _decay_factors(options)
-    kept, added = second_moment_weights(options.second_moment, options.beta2)
-    added_high = _leading_bits_below(added)
+    rule = second_moment_rule(options.second_moment, options.beta2)
+    added_high = _leading_bits_below(rule.added)
     exponent = -2.0 * options.partial
     exponent_high = round(exponent * 65536.0) / 65536.0
     return Constants(
         step_size=lr * c,
         beta1=options.beta1,
         one_minus_beta1=(-1.0 if options.maximize else 1.0) * (1.0 - options.beta1),
-        beta2=kept,
+        beta2=rule.kept,
         one_minus_beta2_high=added_high,
-        one_minus_beta2_low=added - added_high,
+        one_minus_beta2_low=rule.added - added_high,
         eps=options.eps,
         coupled_decay=coupled * decay if coupled else 0.0,
         decoupled_decay=lr * decay if decoupled else 0.0,
@@ -157,6 +161,7 @@ def make_constants(options: RowOptions, step: float) -> Constants:
         exponent=exponent,
         exponent_high=exponent_high,
         exponent_low=exponent - exponent_high,
+        second_moment=float(SECOND_MOMENT_FORMS.index(rule.form)),
         root=_root_of(exponent, options.eps),
         seed=options.seed or 0,
         step=math.nan if step == UNKNOWN_STEP else step,
@@ -184,9 +189,23 @@ def make_source(options: RowOptions, step: float) -> RowSource:
     )
 
 
-def second_moment_weights(second_moment: str, beta2: float) -> tuple[float, float]:
-    """Factors (a, b) of `v = a * v + b * g**2`: a mean that decays, or AdaGrad's sum."""
-    return (1.0, 1.0) if second_moment == "sum" else (beta2, 1.0 - beta2)
+class SecondMomentRule(NamedTuple):
+    """How v follows from v and g**2; see SECOND_MOMENT_FORMS."""
+
+    form: str
+    kept: float
+    added: float
+
+
+def second_moment_rule(second_moment: str, beta2: float) -> SecondMomentRule:
+    """The rule of one of SECOND_MOMENTS in options.py."""
+    if second_moment == "sum":  # AdaGrad
+        return SecondMomentRule("weighted", 1.0, 1.0)
+    if second_moment == "max":  # AdaMax's infinity norm is the root of this
+        return SecondMomentRule("largest", beta2**2, 1.0)
+    if second_moment == "yogi":
+        return SecondMomentRule("yogi", 1.0, 1.0 - beta2)
+    return SecondMomentRule("weighted", beta2, 1.0 - beta2)
 
 
 def bias_correction_factors(

@@ -16,7 +16,7 @@ from padam_ext import runtime
 Number = float | Tensor
 
 BIAS_CORRECTIONS = ("none", "authors", "adam")
-SECOND_MOMENTS = ("mean", "sum")
+SECOND_MOMENTS = ("mean", "sum", "max", "yogi")
 STATE_DTYPES = ("float32", "packed32")
 PARAM_ROUNDINGS = ("nearest", "stochastic")
 MASTERS = (None, "split")
@@ -162,21 +162,22 @@ def make_plain(group: dict[str, Any], *, check_lr_sign: bool) -> None:
             "master='split' keeps every bit of bfloat16 parameters: leave out "
             "param_rounding='stochastic'"
         )
-    if plain["second_moment"] == "sum":
-        _check_fits_a_sum(plain)
+    if plain["second_moment"] != "mean":
+        _check_fits_another_moment(plain)
     group.update(plain)
 
 
-def _check_fits_a_sum(options: Mapping[str, Any]) -> None:
-    """Refuses what only a moment that decays has."""
-    for name, needed, why in (
-        ("amsgrad", False, "a sum never falls, so it is its own running maximum"),
-        ("bias_correction", "none", "a sum has no bias"),
-        ("state_dtype", "float32", "packed states are specified for means only"),
+def _check_fits_another_moment(options: Mapping[str, Any]) -> None:
+    """Refuses what is made for a second moment that is a mean."""
+    for name, needed in (
+        ("amsgrad", False),
+        ("bias_correction", "none"),
+        ("state_dtype", "float32"),
     ):
         if options[name] != needed:
             raise ValueError(
-                f"second_moment='sum' needs {name}={needed!r}, got {options[name]!r}: {why}"
+                f"second_moment={options['second_moment']!r} needs {name}={needed!r}, got "
+                f"{options[name]!r}, which is for second_moment='mean' only"
             )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from padam_ext import codecs, packed_states
-from padam_ext.constants import bias_correction_factors, second_moment_weights
+from padam_ext.constants import bias_correction_factors, second_moment_rule
 from padam_ext.options import Hyperparameters
 from padam_ext.slots import compute_dtype
 
@@ -61,8 +61,13 @@ def padam_step(
             g = g.add(x, alpha=_scalar(options.weight_decay, dtype))
 
     m.mul_(options.beta1).add_(g, alpha=1 - options.beta1)
-    kept, added = second_moment_weights(options.second_moment, options.beta2)
-    v.mul_(kept).addcmul_(g, g, value=added)
+    form, kept, added = second_moment_rule(options.second_moment, options.beta2)
+    if form == "weighted":
+        v.mul_(kept).addcmul_(g, g, value=added)
+    elif form == "largest":
+        torch.maximum(v.mul_(kept), added * g * g, out=v)
+    else:
+        v.addcmul_((g * g - v).sign_().mul_(g), g, value=added)
     h = v
     if max_exp_avg_sq is not None:
         (h,) = codecs.load((max_exp_avg_sq,), dtype)
@@ -116,9 +121,15 @@ def padam_step_foreach(
 
     torch._foreach_mul_(ms, options.beta1)
     torch._foreach_add_(ms, gs, alpha=1 - options.beta1)
-    kept, added = second_moment_weights(options.second_moment, options.beta2)
+    form, kept, added = second_moment_rule(options.second_moment, options.beta2)
     torch._foreach_mul_(vs, kept)
-    torch._foreach_addcmul_(vs, gs, gs, value=added)
+    if form == "weighted":
+        torch._foreach_addcmul_(vs, gs, gs, value=added)
+    elif form == "largest":
+        torch._foreach_maximum_(vs, torch._foreach_mul(torch._foreach_mul(gs, gs), added))
+    else:
+        signs = torch._foreach_sign(torch._foreach_sub(torch._foreach_mul(gs, gs), vs))
+        torch._foreach_addcmul_(vs, torch._foreach_mul(signs, gs), gs, value=added)
     hs = vs
     if max_exp_avg_sqs is not None:
         hs = codecs.load(max_exp_avg_sqs, dtype)

@@ -62,8 +62,9 @@ def _cases() -> list[Case]:
         Case("odd betas", {"betas": (0.77, 0.9123), "partial": 0.3, "weight_decay": 1e-2}),
         Case("small lr", {"lr": 3e-4, "partial": 0.5, "weight_decay": 5e-2}),
         *(
-            Case(f"sum p={p:g}", {"second_moment": "sum", "amsgrad": False, "partial": p,
-                                  "weight_decay": 5e-2})
+            Case(f"{moment} p={p:g}", {"second_moment": moment, "amsgrad": False, "partial": p,
+                                       "weight_decay": 5e-2})
+            for moment in ("sum", "max", "yogi")
             for p in (1 / 8, 0.3, 1 / 2)
         ),
         Case("lr=0", {"lr": 0.0, "weight_decay": 5e-2}),

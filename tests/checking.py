@@ -117,6 +117,19 @@ def value_of(param: torch.Tensor, state) -> np.ndarray:
     return oracle.exact(packed_oracle.join(high, _as_words(state["param_low"])))
 
 
+def added_to_v(v, g, g_unit, options):
+    """How far an error of g may take v."""
+    error = (g + g_unit) ** 2 - g**2
+    if options["second_moment"] in ("sum", "max"):
+        return error
+    weight = 1 - oracle.exact(options["betas"][1])
+    if options["second_moment"] == "yogi":
+        # Where g**2 is v but for rounding, it may be added or subtracted.
+        is_close = np.abs(g**2 - v) <= 2 * (error + spacing(v, torch.float32))
+        error = error + np.where(is_close, 2 * g**2, 0)
+    return weight * error
+
+
 class Watched:
     """A parameter's values and states as they are before a step."""
 
@@ -155,12 +168,11 @@ class Watched:
         assert (state["step"].dtype, state["step"].shape) == self.counter_kind
         assert float(state["step"]) == self.step + 1
         b1 = oracle.exact(self.options["betas"][0])
-        _, added = oracle.second_moment_weights(self.options)
         g, g_unit = abs(want.g), spacing(want.g_scale, state_dtype) * (want.g_scale != 0)
         g_unit = g_unit + self.grad_error * abs(self.grad)
         m_error = self.moment_ulps * spacing(want.m_scale, state_dtype) + (1 - b1) * g_unit
         v_error = self.moment_ulps * spacing(want.v, state_dtype)
-        v_error = v_error + added * ((g + g_unit) ** 2 - g**2)
+        v_error = v_error + added_to_v(self.moments[1], g, g_unit, self.options)
         if _is_packed(state):
             m, h = self._check_words(state, want, m_error, v_error)
         else:

@@ -4,8 +4,10 @@ g = -g                       to maximize
 g = g + wd * x               coupled weight decay, or
 x = x * (1 - lr * wd)        decoupled
 m = b1 * m + (1 - b1) * g
-v = b2 * v + (1 - b2) * g**2 where the second moment is a mean, or
-v = v + g**2                 where it is a sum
+v = b2 * v + (1 - b2) * g**2                   where the second moment is a mean
+v = v + g**2                                   where it is a sum
+v = max(b2**2 * v, g**2)                       where it is a maximum
+v = v - (1 - b2) * sign(v - g**2) * g**2       where it is Yogi's
 h = max(h, v)                with amsgrad, else h = v
 d = sqrt(h) / r + eps
 x = x - lr * c * m / d**(2 * p)
@@ -48,11 +50,14 @@ def correction_factors(kind: str, b1: float, b2: float, t: int):
     return 1 / (1 - b1**t), np.sqrt(1 - b2**t)
 
 
-def second_moment_weights(options):
-    if options["second_moment"] == "sum":
-        return exact(1), exact(1)
+def second_moment(v, g, options):
     b2 = exact(options["betas"][1])
-    return b2, 1 - b2
+    return {
+        "mean": b2 * v + (1 - b2) * g**2,
+        "sum": v + g**2,
+        "max": np.maximum(b2**2 * v, g**2),
+        "yogi": v - (1 - b2) * np.sign(v - g**2) * g**2,
+    }[options["second_moment"]]
 
 
 def padam(x, g, m, v, h, t, options) -> Step:
@@ -73,8 +78,7 @@ def padam(x, g, m, v, h, t, options) -> Step:
         g_scale = np.maximum(abs(g), abs(decay)) * (wd != 0)
         terms = np.maximum(abs(b1 * m), abs((1 - b1) * g))
         m = b1 * m + (1 - b1) * g
-        kept, added = second_moment_weights(options)
-        v = kept * v + added * g**2
+        v = second_moment(v, g, options)
         h = np.maximum(h, v) if options["amsgrad"] else v
     return Step(
         x=x + movement(m, h, t, options),

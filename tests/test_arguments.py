@@ -64,21 +64,21 @@ BAD_OPTIONS = [
     ({"amsgrad": 2}, TypeError, "amsgrad must be True or False, got 2"),
     ({"amsgrad": np.int64(-1)}, TypeError, "amsgrad must be True or False, got .*-1"),
     ({"maximize": "no"}, TypeError, "maximize must be True or False, got 'no'"),
-    ({"second_moment": "max"}, ValueError, "second_moment must be one of .* got 'max'"),
+    ({"second_moment": "min"}, ValueError, "second_moment must be one of .* got 'min'"),
     (
         {"second_moment": "sum"},
         ValueError,
-        "'sum' needs amsgrad=False, got True: a sum never falls",
+        "'sum' needs amsgrad=False, got True, which is for .*'mean' only",
     ),
     (
-        {"second_moment": "sum", "amsgrad": False, "bias_correction": "adam"},
+        {"second_moment": "max", "amsgrad": False, "bias_correction": "adam"},
         ValueError,
-        "'sum' needs bias_correction='none', got 'adam'",
+        "'max' needs bias_correction='none', got 'adam'",
     ),
     (
-        {"second_moment": "sum", "amsgrad": False, "state_dtype": "packed32"},
+        {"second_moment": "yogi", "amsgrad": False, "state_dtype": "packed32"},
         ValueError,
-        "'sum' needs state_dtype='float32', got 'packed32'",
+        "'yogi' needs state_dtype='float32', got 'packed32'",
     ),
     ({"decoupled_weight_decay": None}, TypeError, "decoupled_weight_decay must be .* got None"),
 ]

@@ -76,7 +76,7 @@ def test_fields_are_in_the_order_of_the_header():
     assert Constants._fields == (
         "step_size", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2_high",
         "one_minus_beta2_low", "eps", "coupled_decay", "decoupled_decay", "inverse_correction",
-        "exponent", "exponent_high", "exponent_low", "root", "seed", "step",
+        "exponent", "exponent_high", "exponent_low", "second_moment", "root", "seed", "step",
     )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def test_the_norm_does_not_depend_on_the_number_of_threads(sizes, level):
         ({"rows": array("q", [-1])}, r"rows: -1 is outside"),
         ({"rows": array("i", [0])}, "rows: expected 1 .* of 4 bytes"),
         ({"salts": array("q", [])}, "salts: expected 1 .* got 0"),
-        ({"constants": array("d", [0.1] * 17)}, "constants: expected 16"),
+        ({"constants": array("d", [0.1] * 18)}, "constants: expected 17"),
         ({"constants": row_with_root(6.0)}, "constants: root 6.0* is not a Root"),
         ({"constants": row_with_root(-1.0)}, "constants: root -1.0* is not a Root"),
         ({"constants": row_with_root(math.nan)}, "constants: root -?nan is not a Root"),

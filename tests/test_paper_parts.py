@@ -89,7 +89,7 @@ def test_normalized_weight_decay():
 
 def test_the_p_study():
     runs = p_runs(2)
-    assert len({run.name for run in runs}) == len(runs) == 2 * 5 * 6
+    assert len({run.name for run in runs}) == len(runs) == 2 * 7 * 6
     params = [torch.nn.Parameter(torch.ones(3))]
     kinds = set()
     for run in runs:

@@ -18,10 +18,10 @@ from padam_ext.backends import cuda
 from padam_ext.slots import Signature
 from pretending import use_variant
 
-FIELDS = 16
+FIELDS = 17
 # Fields of a row that the kernel reads, then those that it writes.
 BETA1, BETA2 = 1, 3
-STEP_SIZE, COUPLED_DECAY, DECOUPLED_DECAY, INVERSE_CORRECTION, STEP = 0, 7, 8, 9, 15
+STEP_SIZE, COUPLED_DECAY, DECOUPLED_DECAY, INVERSE_CORRECTION, STEP = 0, 7, 8, 9, 16
 BIAS_CORRECTIONS = {"none": 0, "authors": 1, "adam": 2}
 INF, NAN = math.inf, math.nan
 

@@ -2,9 +2,9 @@
 
 The optimizer study is the paper's comparison of seven optimizers. The p study varies Padam's
 exponent, and other things beside it: without the running maximum it is a partially adaptive Adam,
-without that and without momentum a partially adaptive RMSprop, with a sum for a second moment a
-partially adaptive AdaGrad (the paper's remark that the idea carries over), and with the authors'
-bias correction it is what their released code computes.
+without that and without momentum a partially adaptive RMSprop, with another second moment a
+partially adaptive AdaGrad, AdaMax or Yogi (the paper's remark that the idea carries over), and with
+the authors' bias correction it is what their released code computes.
 
 The storage study trains with Padam for each way to store parameters and states.
 """
@@ -39,6 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "partially adaptive Adam": {"amsgrad": False},
     "partially adaptive RMSprop": {"amsgrad": False, "betas": (0.0, 0.999)},
     "partially adaptive AdaGrad": {"amsgrad": False, "second_moment": "sum"},
+    "partially adaptive AdaMax": {"amsgrad": False, "second_moment": "max"},
+    "partially adaptive Yogi": {"amsgrad": False, "second_moment": "yogi"},
 }
 
 
