@@ -65,7 +65,7 @@ def step(
         grad_scale: one element, by which the gradients are divided.
         found_inf: one element; if it is not 0, the step changes nothing.
         backend: see FusedPadam.
-        second_moment: "mean" or "sum", see FusedPadam.
+        second_moment: "mean", "sum", "max" or "yogi", see FusedPadam.
 
     Raises:
         ValueError: an option outside its range, or a state of another shape than its parameter.

@@ -100,9 +100,10 @@ class FusedPadam(Optimizer):
             value.
         seed: of all random numbers, an integer of 32 bits. They depend on it, the step count, the
             parameter's position among all and the element's in memory, and on nothing else.
-        second_moment: "mean" that decays, or AdaGrad's "sum", v = v + g**2, which betas[1] plays no
-            part in. A sum needs amsgrad=False. At p = 1/2 without momentum that is
-            torch.optim.Adagrad, below partially adaptive AdaGrad.
+        second_moment: how v follows from g. "mean", see above; AdaGrad's "sum", v = v + g**2;
+            "max", v = max(b2**2 * v, g**2), the square of AdaMax's infinity norm; or "yogi",
+            v = v - (1 - b2) * sign(v - g**2) * g**2. All but "mean" need amsgrad=False and no bias
+            correction.
         max_grad_norm: clip all gradients together to this norm, as
             `torch.nn.utils.clip_grad_norm_` does over all parameters, but without writing to them.
             `grad_norm` holds the norm before clipping.

@@ -57,6 +57,26 @@ def test_adagrad(weight_decay, maximize, backend):
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_adamax(weight_decay, backend):
+    """Its bias correction goes into lr; its eps is added to the norm before that decays."""
+    beta1, lr = 0.9, 1e-2
+
+    class Corrected(FusedPadam):
+        def step(self):
+            count = next((int(s["step"]) for s in self.state.values()), 0) + 1
+            self.param_groups[0]["lr"] = lr / (1 - beta1**count)
+            super().step()
+
+    run_both(
+        lambda params: Corrected(
+            params, betas=(beta1, 0.999), partial=0.5, amsgrad=False, second_moment="max",
+            weight_decay=weight_decay, backend=backend, eps=1e-10,
+        ),
+        lambda params: torch.optim.Adamax(params, lr=lr, weight_decay=weight_decay, eps=1e-10),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
 def test_rmsprop(weight_decay, backend):
     options = {"lr": 1e-2, "weight_decay": weight_decay, "eps": 1e-8}
     run_both(
