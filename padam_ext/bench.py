@@ -42,6 +42,8 @@ def shapes(text: str) -> Shapes:
                 f"a shape must be as 4096x4096, 1024 or 12*1024x1024, got {item!r}"
             )
         count, shape = match.groups()
+        if max(int(count or 1), *map(int, shape.split("x"))) >= 2**31:
+            raise argparse.ArgumentTypeError(f"no number may be 2**31 or more, got {item!r}")
         found += int(count or 1) * [tuple(map(int, shape.split("x")))]
     return found
 
@@ -80,10 +82,11 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         }
         steps = {name: optimizer.step for name, optimizer in first.items()}
         measured = measure(steps, torch.device(device))
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         parser.error(f"cannot be measured on {device}: {str(error).splitlines()[0]}")
     for line in table(measured, list(first.values())):
         print(line)
+    print("Other work on this machine can make small steps many times as long: run it twice.")
 
 
 def make_params(shapes: Shapes, dtype: torch.dtype, device: str) -> list[Parameter]:
@@ -177,14 +180,14 @@ def table(times: dict[str, list[float]], optimizers: list[Optimizer]) -> list[st
     lines = [
         f"{len(params)} tensors, {sum(p.numel() for p in params):,} elements of {params[0].dtype}; "
         f"{machine}; torch {torch.__version__}",
-        f"{'':<24}{'ms a step':>12}{'middle half':>18}{'GB/s':>8}{'times':>8}",
+        f"{'':<24}{'ms a step':>12}{'middle half':>22}{'GB/s':>10}{'times':>8}",
     ]
     ours = None
     for (name, each), optimizer in zip(times.items(), optimizers, strict=True):
         low, median, high = quantiles(each, n=4)
         ours = ours or median
         lines.append(
-            f"{name:<24}{median * 1e3:>12.4g}{f'{low * 1e3:.3g} to {high * 1e3:.3g}':>18}"
-            f"{bytes_of_a_step(optimizer) / median / 1e9:>8.3g}{median / ours:>8.2f}"
+            f"{name:<24}{median * 1e3:>12.4g}{f'{low * 1e3:.3g} to {high * 1e3:.3g}':>22}"
+            f"{bytes_of_a_step(optimizer) / median / 1e9:>10.3g}{median / ours:>8.2f}"
         )
     return lines

@@ -27,6 +27,13 @@ from padam_ext.state import ParamState, check_state, fit_state
 
 # Keys of torch.optim's param groups that are not options of a param group here.
 _FOREIGN_OPTIONS = ("capturable", *IGNORED_DEFAULTS)
+# States of optimizers that compute something else: to begin their moments at zero would be silent.
+_OTHER_STATES = {
+    "sum": "torch.optim.Adagrad",
+    "square_avg": "torch.optim.RMSprop or Adadelta",
+    "exp_inf": "torch.optim.Adamax",
+    "momentum_buffer": "torch.optim.SGD",
+}
 # Keys of a param group that tell of this run's processes, not of the model: no file has them.
 OPTIONS_OF_THIS_RUN = ("replicated", "norm_group")
 # How this run stores parameters and states, whatever the file says: its states are converted.
@@ -73,6 +80,12 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         TypeError: one of the wrong type.
     """
     file_states = {key: _useful(state) for key, state in state_dict["state"].items()}
+    for state in file_states.values():
+        for key in _OTHER_STATES.keys() & (state if isinstance(state, dict) else {}).keys():
+            raise ValueError(
+                f"the state_dict has {key!r}, a state of {_OTHER_STATES[key]}: FusedPadam loads "
+                "those of FusedPadam, Adam and AdamW; for another, begin with a new state"
+            )
     groups = []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=False):
         present = {key: group[key] for key in optimizer.defaults if key in group}

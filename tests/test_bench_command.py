@@ -26,12 +26,13 @@ def output_of(monkeypatch, capsys):
 
 @pytest.mark.parametrize("dtype", bench.DTYPES)
 def test_one_row_for_each(output_of, dtype):
-    what, head, ours, theirs = output_of("--shapes", "2*3x4, 5,1", "--dtype", dtype)
+    what, head, ours, theirs, advice = output_of("--shapes", "2*3x4, 5,1", "--dtype", dtype)
     assert what.startswith(f"4 tensors, 30 elements of torch.{dtype}; cpu, ")
     assert head.split() == ["ms", "a", "step", "middle", "half", "GB/s", "times"]
     assert ours.startswith("FusedPadam, p=0.125 ")
     assert ours.endswith(" 1.00")
     assert theirs.startswith("torch AMSGrad, fused ")
+    assert "run it twice" in advice
 
 
 def test_bytes():
@@ -48,6 +49,7 @@ def test_bytes():
         (["--shapes", "3y4"], "a shape must be as 4096x4096, 1024 or 12*1024x1024, got '3y4'"),
         (["--shapes", "3,"], "got ''"),
         (["--shapes", "0*3"], "got '0*3'"),
+        (["--shapes", "9" * 20], "no number may be 2**31 or more"),
         (["--partial", "0.7"], "partial must be in [0, 0.5], got 0.7"),
         (["--device", "meta"], "cannot be measured on meta: "),
         (["--device", "abacus"], "cannot be measured on abacus: "),

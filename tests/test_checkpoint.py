@@ -309,3 +309,17 @@ def test_distributed_checkpoint(dtype, tmp_path, backend):
         for key, value in optimizer.state[param].items():
             assert value.dtype == torch.float32
             assert torch.equal(value, other.state[twin][key]), key
+
+
+@pytest.mark.parametrize("other", ["Adagrad", "RMSprop", "Adamax", "SGD"])
+def test_states_of_other_methods_are_refused(other):
+    """Their moments would begin at zero, which nobody would notice."""
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    options = {"momentum": 0.9} if other == "SGD" else {}
+    theirs = getattr(torch.optim, other)([param], lr=0.1, **options)
+    theirs.step()
+    ours = FusedPadam([param])
+    with pytest.raises(ValueError, match=f"a state of torch.optim.{other}"):
+        ours.load_state_dict(theirs.state_dict())
+    assert not ours.state

@@ -72,6 +72,8 @@ def p_study(
             **others)
         for seed in range(seeds)
         for label, variant in VARIANTS.items()
+        # Packed states are of means only.
+        if "second_moment" not in variant or paper.get("state_dtype", "float32") == "float32"
         for p in EXPONENTS
     ]  # fmt: skip
 
