@@ -31,6 +31,7 @@ _PADAM = {
     "bias_correction": "none",
     "decoupled_weight_decay": False,
     "maximize": False,
+    "second_moment": "mean",
 }
 _AMSGRAD = _PADAM | {"partial": 1 / 2, "bias_correction": "adam"}
 
