@@ -10,7 +10,8 @@ pytestmark = pytest.mark.interpret
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SIZES = (2 * 1024 + 37, 300, 1024)
 # step_size, beta1, 1 - beta1, beta2, 1 - beta2 in two parts, eps, both decays, 1 / r, the exponent
-# in whole and in two parts; the form of the second moment; root, which the kernel has as a constant; seed and step.
+# in whole and in two parts; the form of the second moment; root, which the kernel has as a
+# constant; seed and step.
 ROW = (
     0.1,
     0.9,
