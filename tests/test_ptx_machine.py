@@ -307,7 +307,7 @@ class TestFaultsPlantedInOurKernel:
             (r"@%p\d+ (ld\.global)", r"\1", "outside of all tensors"),
             (r"@(%p\d+) (ld\.global)", r"@!\1 \2", "outside of all tensors"),
             # The gradient's address in place of the parameter's.
-            (r"(add\.s64\s+%rd\d+, )%rd44(, %rd69;)", r"\1%rd46\2",
+            (r"(add\.s64\s+%rd\d+, )%rd44(, %rd\d+;)", r"\1%rd46\2",
              "writes to what is no output, at .* into grad 0"),
         ],
         ids=["a store beyond the tensor", "a misaligned vector", "two programs on one chunk",
