@@ -10,8 +10,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-_REINSTALL = "reinstall padam_ext"
-
 
 def _load() -> tuple[Any, str | None]:
     try:
@@ -28,8 +26,9 @@ def _load() -> tuple[Any, str | None]:
         )
     except ImportError as error:
         # It is not in wheels, since most builds of torch bring one by this name.
-        missing = "libgomp" in str(error)
-        advice = "install it (Debian and Ubuntu: apt install libgomp1)" if missing else _REINSTALL
+        advice = "reinstall padam_ext"
+        if "libgomp" in str(error):
+            advice = "install it (Debian and Ubuntu: apt install libgomp1)"
         return None, f"the native module does not load ({error}); {advice}"
 
 

@@ -92,7 +92,7 @@ print(*sorted(f for f in files if "omp" in f.rpartition("/")[2]), sep="\\n")
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no list of libraries")
-@pytest.mark.skipif(not native.module.openmp, reason="built without OpenMP")
+@pytest.mark.skipif(native.module and not native.module.openmp, reason="built without OpenMP")
 def test_torch_and_the_native_module_share_one_openmp_runtime():
     """The threads of two would run side by side, and each wait busily for work."""
     assert len(run_alone(RUNTIMES).splitlines()) == 1
