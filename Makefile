@@ -209,6 +209,8 @@ DIST := dist/$(if $(CUDA),cuda,cpu)
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
 WHEELS := build/wheels
 wheels: $(READY)
+	@for python in $(PYTHONS); do $$python -c "" 2> /dev/null && exit; done; \
+		echo "None of these runs here: $(PYTHONS)"; exit 1
 	rm -rf $(WHEELS) $(DIST)
 	$(BIN)/python -m build --sdist --outdir $(DIST) . > /dev/null
 	printf "[egg_info]\ntag_build = $(if $(CUDA),+cu$$(nvcc --version | \

@@ -28,7 +28,7 @@ NUMEL = 2**24
 POPULATION = 2**14  # elements whose training is simulated; the others are copies of them
 STEPS_BEFORE = 10_000
 ROUNDS = 5
-TURNS = 4
+TURNS = 12  # where the memory of a turn lies decides a tenth of its time
 STATES = ("warmed up", "rising")
 DTYPES = (torch.float32, torch.bfloat16)
 # By name the value of p; None for torch.optim.Adam(amsgrad=True, fused=True).

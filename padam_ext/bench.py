@@ -12,14 +12,16 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from statistics import quantiles
 
 import torch
 from torch.nn import Parameter
 from torch.optim import Adam, Optimizer
 
+from padam_ext import choice, native
 from padam_ext.optimizer import FusedPadam
-from padam_ext.options import DEFAULTS
+from padam_ext.options import DEFAULTS, number
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype
           for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}  # fmt: skip
@@ -48,8 +50,22 @@ def shapes(text: str) -> Shapes:
     return found
 
 
+def partial(text: str) -> float:
+    """An exponent, as in 0.125 or 1/8."""
+    try:
+        return number("p", float(Fraction(text)), most=0.5)
+    except ArithmeticError as error:
+        raise argparse.ArgumentTypeError(f"p must be in [0, 0.5], got {text!r}") from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what this command takes."""
+    parser.epilog = (
+        "The table has the median, the least and the middle half of the times; the bytes that a "
+        "step must move over the median; and the median relative to FusedPadam's."
+    )
     parser.add_argument(
         "--shapes",
         type=shapes,
@@ -60,7 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=list(DTYPES), default="float32", help="default %(default)s"
     )
     parser.add_argument(
-        "--partial", type=float, default=DEFAULTS["partial"], help="Padam's p; default %(default)s"
+        "--partial",
+        type=partial,
+        default=DEFAULTS["partial"],
+        help="Padam's p, as 0.125 or 1/8; default %(default)s",
     )
     parser.add_argument("--device", help="default: cuda if there is one, else cpu")
 
@@ -116,12 +135,11 @@ def verify(shapes: Shapes, dtype: torch.dtype, device: str) -> None:
     """
     tried = sorted(set(shapes), key=math.prod)[:4]
     ours = make_params(tried, dtype, device)
-    theirs = make_params(tried, dtype, device)
-    for param in theirs:  # of half types torch would round the moments, too
-        grad = param.grad
-        param.grad = None
-        param.data = param.data.to(torch.promote_types(dtype, torch.float32))
-        param.grad = None if grad is None else grad.to(param.dtype)
+    wide = torch.promote_types(dtype, torch.float32)  # torch rounds moments of half types, too
+    theirs = [Parameter(param.detach().to(wide, copy=True)) for param in ours]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.grad is not None
+        other.grad = one.grad.to(wide)
     FusedPadam(ours, lr=_LR, partial=0.5, bias_correction="adam").step()
     amsgrad(theirs).step()
     unit = torch.finfo(dtype).eps
@@ -177,17 +195,23 @@ def table(times: dict[str, list[float]], optimizers: list[Optimizer]) -> list[st
     machine = f"{where}, {torch.get_num_threads()} threads"
     if where.type == "cuda":
         machine = torch.cuda.get_device_name(where)
+    backend = choice.choose("auto", where).name
+    if backend == "cpu":
+        backend = f"cpu, {native.simd_level()}"
+    tensors = "1 tensor" if len(params) == 1 else f"{len(params)} tensors"
     lines = [
-        f"{len(params)} tensors, {sum(p.numel() for p in params):,} elements of {params[0].dtype}; "
+        f"{tensors}, {sum(p.numel() for p in params):,} elements of {params[0].dtype}; "
         f"{machine}; torch {torch.__version__}",
-        f"{'':<24}{'ms a step':>12}{'middle half':>22}{'GB/s':>10}{'times':>8}",
+        f"FusedPadam's backend: {backend}",
+        f"{'':<24}{'ms a step':>12}{'least':>10}{'middle half':>20}{'GB/s':>8}{'times':>8}",
     ]
     ours = None
     for (name, each), optimizer in zip(times.items(), optimizers, strict=True):
         low, median, high = quantiles(each, n=4)
         ours = ours or median
         lines.append(
-            f"{name:<24}{median * 1e3:>12.4g}{f'{low * 1e3:.3g} to {high * 1e3:.3g}':>22}"
-            f"{bytes_of_a_step(optimizer) / median / 1e9:>10.3g}{median / ours:>8.2f}"
+            f"{name:<24}{median * 1e3:>12.4g}{min(each) * 1e3:>10.3g}"
+            f"{f'{low * 1e3:.3g} to {high * 1e3:.3g}':>20}"
+            f"{bytes_of_a_step(optimizer) / median / 1e9:>8.3g}{median / ours:>8.2f}"
         )
     return lines

@@ -95,6 +95,8 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         make_plain(merged, check_lr_sign=False)
         _warn_of_conversion(saved, merged)
         groups.append(merged)
+        if "second_moment" not in saved and any(file_states.get(key) for key in saved["params"]):
+            check_second_moment(merged["second_moment"])
         for key, param in zip(saved["params"], group["params"], strict=False):
             check_state(file_states.get(key, {}), param, f"parameter {key}")
     groups.extend(state_dict["param_groups"][len(groups) :])  # the base class counts them
@@ -106,6 +108,19 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         for key, state in file_states.items()
     }
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def check_second_moment(second_moment: str) -> None:
+    """Refuses to go on with the states of a file that does not say what its second moments are.
+
+    Raises:
+        ValueError: the option is not "mean", which those of Adam and of older versions are.
+    """
+    if second_moment != "mean":
+        raise ValueError(
+            f"second_moment={second_moment!r}, but the second moments in the checkpoint are means, "
+            "as Adam's: go on with second_moment='mean', or begin with a new state"
+        )
 
 
 def _warn_of_conversion(saved: Mapping[str, Any], group: Mapping[str, Any]) -> None:

@@ -89,17 +89,14 @@ class Constants(NamedTuple):
     """The constants of one param group at one step count, in the order of csrc/launch_table.h.
 
     To maximize, gradients enter with the other sign: that is folded into `one_minus_beta1` and
-    `coupled_decay`; the second moment does not see it. 1 - beta2 comes in two pieces: float32
-    rounds 1 - 0.999 by nearly half a unit, which v, off by at most two units in all, cannot afford.
-    Both are positive, so that an infinite gradient, times each, gives an infinite v and not NaN.
-    The exponent comes whole and in two pieces, of which the first has so few bits that its product
-    with the exponent of a float is exact.
+    `coupled_decay`; the second moment does not see it. The exponent comes whole and in two pieces,
+    of which the first has so few bits that its product with the exponent of a float is exact.
     """
 
     step_size: float  # lr * c
     beta1: float
     one_minus_beta1: float
-    beta2: float  # it and 1 - beta2 are the `kept` and `added` of SecondMomentRule
+    beta2: float  # this and the next two are the numbers of SecondMomentRule
     one_minus_beta2_high: float
     one_minus_beta2_low: float
     eps: float
@@ -144,7 +141,6 @@ def make_constants(options: RowOptions, step: float) -> Constants:
         c, r = bias_correction_factors(options.bias_correction, options.beta1, options.beta2, step)
     coupled, decoupled = _decay_factors(options)
     rule = second_moment_rule(options.second_moment, options.beta2)
-    added_high = _leading_bits_below(rule.added)
     exponent = -2.0 * options.partial
     exponent_high = round(exponent * 65536.0) / 65536.0
     return Constants(
@@ -152,8 +148,8 @@ def make_constants(options: RowOptions, step: float) -> Constants:
         beta1=options.beta1,
         one_minus_beta1=(-1.0 if options.maximize else 1.0) * (1.0 - options.beta1),
         beta2=rule.kept,
-        one_minus_beta2_high=added_high,
-        one_minus_beta2_low=rule.added - added_high,
+        one_minus_beta2_high=rule.added_high,
+        one_minus_beta2_low=rule.added_low,
         eps=options.eps,
         coupled_decay=coupled * decay if coupled else 0.0,
         decoupled_decay=lr * decay if decoupled else 0.0,
@@ -190,22 +186,30 @@ def make_source(options: RowOptions, step: float) -> RowSource:
 
 
 class SecondMomentRule(NamedTuple):
-    """How v follows from v and g**2; see SECOND_MOMENT_FORMS."""
+    """How v follows from v and g**2; see SECOND_MOMENT_FORMS.
+
+    `added` comes in two pieces: float32 rounds 1 - 0.999 by nearly half a unit, which v, off by at
+    most two units in all, cannot afford. Both are positive, so that an infinite gradient, times
+    each, gives an infinite v and not NaN.
+    """
 
     form: str
     kept: float
-    added: float
+    added_high: float
+    added_low: float
 
 
 def second_moment_rule(second_moment: str, beta2: float) -> SecondMomentRule:
     """The rule of one of SECOND_MOMENTS in options.py."""
+    form, kept, added = "weighted", beta2, 1.0 - beta2
     if second_moment == "sum":  # AdaGrad
-        return SecondMomentRule("weighted", 1.0, 1.0)
-    if second_moment == "max":  # AdaMax's infinity norm is the root of this
-        return SecondMomentRule("largest", beta2**2, 1.0)
-    if second_moment == "yogi":
-        return SecondMomentRule("yogi", 1.0, 1.0 - beta2)
-    return SecondMomentRule("weighted", beta2, 1.0 - beta2)
+        kept, added = 1.0, 1.0
+    elif second_moment == "max":  # AdaMax's infinity norm is the root of this
+        form, kept, added = "largest", beta2**2, 1.0
+    elif second_moment == "yogi":
+        form, kept = "yogi", 1.0
+    high = _leading_bits_below(added)
+    return SecondMomentRule(form, kept, high, added - high)
 
 
 def bias_correction_factors(

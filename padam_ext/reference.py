@@ -61,13 +61,15 @@ def padam_step(
             g = g.add(x, alpha=_scalar(options.weight_decay, dtype))
 
     m.mul_(options.beta1).add_(g, alpha=1 - options.beta1)
-    form, kept, added = second_moment_rule(options.second_moment, options.beta2)
-    if form == "weighted":
-        v.mul_(kept).addcmul_(g, g, value=added)
-    elif form == "largest":
-        torch.maximum(v.mul_(kept), added * g * g, out=v)
+    rule = second_moment_rule(options.second_moment, options.beta2)
+    # A fused multiply-add, on most machines: rounded once.
+    added = (g * rule.added_low).add_(g, alpha=rule.added_high)
+    if rule.form == "weighted":
+        v.mul_(rule.kept).addcmul_(added, g)
+    elif rule.form == "largest":
+        torch.maximum(v.mul_(rule.kept), added.mul_(g), out=v)
     else:
-        v.addcmul_((g * g - v).sign_().mul_(g), g, value=added)
+        v.addcmul_((g * g - v).sign_().mul_(added), g)
     h = v
     if max_exp_avg_sq is not None:
         (h,) = codecs.load((max_exp_avg_sq,), dtype)
@@ -121,15 +123,17 @@ def padam_step_foreach(
 
     torch._foreach_mul_(ms, options.beta1)
     torch._foreach_add_(ms, gs, alpha=1 - options.beta1)
-    form, kept, added = second_moment_rule(options.second_moment, options.beta2)
-    torch._foreach_mul_(vs, kept)
-    if form == "weighted":
-        torch._foreach_addcmul_(vs, gs, gs, value=added)
-    elif form == "largest":
-        torch._foreach_maximum_(vs, torch._foreach_mul(torch._foreach_mul(gs, gs), added))
+    rule = second_moment_rule(options.second_moment, options.beta2)
+    added = torch._foreach_mul(gs, rule.added_low)
+    torch._foreach_add_(added, gs, alpha=rule.added_high)
+    torch._foreach_mul_(vs, rule.kept)
+    if rule.form == "weighted":
+        torch._foreach_addcmul_(vs, added, gs)
+    elif rule.form == "largest":
+        torch._foreach_maximum_(vs, torch._foreach_mul(added, gs))
     else:
         signs = torch._foreach_sign(torch._foreach_sub(torch._foreach_mul(gs, gs), vs))
-        torch._foreach_addcmul_(vs, torch._foreach_mul(signs, gs), gs, value=added)
+        torch._foreach_addcmul_(vs, torch._foreach_mul(signs, added), gs)
     hs = vs
     if max_exp_avg_sqs is not None:
         hs = codecs.load(max_exp_avg_sqs, dtype)

@@ -10,10 +10,9 @@ from padam_ext.slots import SLOTS
 
 STEP_BOUND = {torch.float32: 4e-6, torch.float64: 1e-14}
 MOMENT_ULPS = 2
-# PyTorch's operations round the scalar factor and both products of v's second term: with b2 = 0.999
-# and v = 0 that adds up to 2.3 units on one element in 3000.
-EAGER_MOMENT_ULPS = 3
-# Triton's interpreter has no fused multiply-add and rounds twice, too.
+# Triton's interpreter has no fused multiply-add and rounds twice: that adds up to 2.3 units on one
+# element in 3000.
+INTERPRETED_MOMENT_ULPS = 3
 FACTOR_ERROR = 1e-6
 # Counters of these dtypes that somebody supplied stay as they are.
 COUNTING_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -146,8 +145,7 @@ class Watched:
         # The factor comes out of a norm that was itself summed up and rounded.
         self.grad_error = 0.0 if grad_factor == 1 else FACTOR_ERROR
         group = next(g for g in optimizer.param_groups if any(p is param for p in g["params"]))
-        rounds_twice = optimizer.backend == "eager" or INTERPRETED
-        self.moment_ulps = EAGER_MOMENT_ULPS if rounds_twice else MOMENT_ULPS
+        self.moment_ulps = INTERPRETED_MOMENT_ULPS if INTERPRETED else MOMENT_ULPS
         values = {key: group[key] for key in DEFAULTS}
         self.options = {
             k: v.item() if isinstance(v, torch.Tensor) else v for k, v in values.items()

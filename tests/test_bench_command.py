@@ -26,13 +26,21 @@ def output_of(monkeypatch, capsys):
 
 @pytest.mark.parametrize("dtype", bench.DTYPES)
 def test_one_row_for_each(output_of, dtype):
-    what, head, ours, theirs, advice = output_of("--shapes", "2*3x4, 5,1", "--dtype", dtype)
+    lines = output_of("--shapes", "2*3x4, 5,1", "--dtype", dtype)
+    what, backend, head, ours, theirs, advice = lines
     assert what.startswith(f"4 tensors, 30 elements of torch.{dtype}; cpu, ")
-    assert head.split() == ["ms", "a", "step", "middle", "half", "GB/s", "times"]
+    assert backend.startswith("FusedPadam's backend: cpu, ")
+    assert head.split() == ["ms", "a", "step", "least", "middle", "half", "GB/s", "times"]
     assert ours.startswith("FusedPadam, p=0.125 ")
     assert ours.endswith(" 1.00")
     assert theirs.startswith("torch AMSGrad, fused ")
     assert "run it twice" in advice
+
+
+def test_an_exponent_may_be_a_fraction(output_of):
+    what, *_, ours, _, _ = output_of("--shapes", "7", "--partial", "1/8")
+    assert what.startswith("1 tensor, 7 elements")
+    assert ours.startswith("FusedPadam, p=0.125 ")
 
 
 def test_bytes():
@@ -50,7 +58,9 @@ def test_bytes():
         (["--shapes", "3,"], "got ''"),
         (["--shapes", "0*3"], "got '0*3'"),
         (["--shapes", "9" * 20], "no number may be 2**31 or more"),
-        (["--partial", "0.7"], "partial must be in [0, 0.5], got 0.7"),
+        (["--partial", "0.7"], "argument --partial: p must be in [0, 0.5], got 0.7"),
+        (["--partial", "1/0"], "argument --partial: p must be in [0, 0.5], got '1/0'"),
+        (["--partial", "x"], "Invalid literal for Fraction: 'x'"),
         (["--device", "meta"], "cannot be measured on meta: "),
         (["--device", "abacus"], "cannot be measured on abacus: "),
     ],

@@ -323,3 +323,19 @@ def test_states_of_other_methods_are_refused(other):
     with pytest.raises(ValueError, match=f"a state of torch.optim.{other}"):
         ours.load_state_dict(theirs.state_dict())
     assert not ours.state
+
+
+@pytest.mark.parametrize("second_moment", ["sum", "max", "yogi"])
+def test_means_do_not_become_another_second_moment(second_moment):
+    """Files of Adam and of older versions do not say what theirs are."""
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    adam = torch.optim.Adam([param])
+    ours = FusedPadam([param], amsgrad=False, second_moment=second_moment)
+    ours.load_state_dict(adam.state_dict())  # no moments yet
+    adam.step()
+    with pytest.raises(ValueError, match="the checkpoint are means"):
+        ours.load_state_dict(adam.state_dict())
+    assert not ours.state
+    ours.step()
+    ours.load_state_dict(ours.state_dict())

@@ -104,3 +104,19 @@ def test_each_module_has_a_place_in_the_picture_of_imports():
     graph = module_map.room_graph()
     assert graph.has_edge("step()", "plan")
     assert graph.has_edge("launch table", "buckets")
+
+
+def test_each_source_file_is_in_the_tree():
+    """That of CONTRIBUTING.md."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    _, _, section = page.partition("## Where things are\n")
+    tree, _, _ = section.partition("\n## ")
+    named = set(re.findall(r"[\w.]+\.\w+", tree))
+    files = {
+        file.name
+        for folder in ("padam_ext", "csrc", "kernels", "benchmarks", "examples", "docs")
+        for kind in ("*.py", "*.h", "*.cpp", "*.cu")
+        for file in (ROOT / folder).rglob(kind)
+    }
+    assert len(files) > 80
+    assert files <= named

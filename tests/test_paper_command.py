@@ -95,10 +95,16 @@ def test_the_command_line(tmp_path, ptb):
 
 
 @pytest.mark.parametrize(
-    "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    ("signal_number", "of_all"),
+    [
+        (signal.SIGINT, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
+    ],
 )
-def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, tmp_path, ptb):
-    """Ctrl-C reaches all processes, SIGTERM the first one."""
+def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, of_all, tmp_path, ptb):
+    """Ctrl-C reaches all processes, other signals the first one or all."""
     arguments = (
         f"run --task lm --model lstm2 --data {ptb} --width 4 --epochs 99999 --out {tmp_path}"
     )
@@ -109,7 +115,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, tmp_path, pt
     )  # fmt: skip
     while process.poll() is None and not list(tmp_path.glob("runs/*.checkpoint")):
         time.sleep(0.1)
-    if signal_number == signal.SIGINT:
+    if of_all:
         os.killpg(process.pid, signal_number)
     else:
         process.send_signal(signal_number)
@@ -118,7 +124,8 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(signal_number, tmp_path, pt
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    assert process.returncode == 128 + signal_number, output
+    killed = signal_number == signal.SIGKILL
+    assert process.returncode == (-signal_number if killed else 128 + signal_number), output
     assert "Traceback" not in output
     assert "optimizers-ptb-lstm2-sgd-momentum-seed-0: reading data" in output
     names = {file.name for file in (tmp_path / "runs").iterdir()}

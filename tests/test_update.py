@@ -45,6 +45,19 @@ def test_the_readable_form_agrees_with_the_oracle(case, dtype, monkeypatch):
     run(case, dtype, "eager")
 
 
+@pytest.mark.parametrize("second_moment", ["mean", "yogi"])
+@pytest.mark.parametrize("beta2", [0.9, 0.97, 0.999])
+def test_many_moments_are_within_the_bound(beta2, second_moment, backend):
+    """Roundings of v's terms add up on one element in thousands only."""
+    torch.manual_seed(0)
+    param = torch.nn.Parameter(torch.zeros(1024 if SLOWLY else 50_000))
+    options = {"amsgrad": False, "second_moment": second_moment}
+    optimizer = FusedPadam([param], betas=(0.9, beta2), backend=backend, **options)
+    for _ in range(2):
+        param.grad = 3 * torch.randn(param.shape)
+        step_and_check(optimizer)
+
+
 def run(case, dtype, backend, **storage):
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(size).to(dtype)) for size in SIZES]

@@ -32,12 +32,17 @@ from benchmarks.paper.tasks import TASKS
 from padam_ext.options import STATE_DTYPES
 
 
-def positive(text: str) -> int:
+def positive(text: str, least: int = 1) -> int:
     """An argument that is a whole number above zero."""
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
     return number
+
+
+def not_negative(text: str) -> int:
+    """An argument that is a whole number, or zero."""
+    return positive(text, least=0)
 
 
 def optimizer_names(text: str) -> list[str]:
@@ -107,7 +112,10 @@ def make_parser() -> argparse.ArgumentParser:
             "--jobs", type=positive, default=1, help="runs side by side; default %(default)s"
         )
         command.add_argument(
-            "--workers", type=int, default=0, help="processes that load images; default none"
+            "--workers",
+            type=not_negative,
+            default=0,
+            help="processes that load images; default none",
         )
         command.add_argument(
             "--tensorboard",

@@ -12,11 +12,14 @@ The storage study trains with Padam for each way to store parameters and states.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -139,7 +142,9 @@ def carry_out(
             for run, result in results:
                 if result:
                     scalars.after_epoch(run, result["history"])
-        manager = stack.enter_context(context.Manager())
+        manager = SyncManager(ctx=context)
+        manager.start(_start_manager)
+        stack.callback(manager.shutdown)
         executor = stack.enter_context(
             ProcessPoolExecutor(jobs, context, _start_process, (threads,))
         )
@@ -152,13 +157,13 @@ def carry_out(
                     method, *arguments = queue.get(timeout=0.5)
                     for listener in listeners:
                         getattr(listener, method)(*arguments)
-                for future in futures:
-                    if future.done():
-                        future.result()
                 if signal.SIGINT in stopped:
                     raise KeyboardInterrupt
                 if stopped:
                     sys.exit(128 + stopped[0])
+                for future in futures:
+                    if future.done():
+                        future.result()
         except BaseException:
             for process in multiprocessing.active_children():
                 if process not in manager_itself:
@@ -207,7 +212,26 @@ def require_alike(runs: list[Run], folder: Path) -> dict[str, int]:
 def _start_process(threads: int) -> None:
     # The process that waits for this one is told of Ctrl-C, too, and ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
     torch.set_num_threads(threads)
+
+
+def _start_manager() -> None:
+    # Told of Ctrl-C and of SIGTERM, too, but needed until the others have ended.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone, even if that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _train(run: Run, folder: Path, workers: int, queue: Any) -> None:

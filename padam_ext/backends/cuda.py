@@ -96,13 +96,13 @@ def unavailable_reason() -> str | None:
     """Why it cannot run on this machine, and what to do; None if it can."""
     if native.module is None:
         return native.unavailable_reason
+    if torch.version.hip is not None:
+        return "it is for NVIDIA's GPUs, and this torch is for AMD's"
+    if torch.version.cuda is None:  # before any advice to build: that would not help
+        return runtime.cpu_only_reason() or "this torch is not for CUDA"
     if not hasattr(native.module, "step_cuda"):
         return (
             "the native module was not built with CUDA; reinstall padam_ext with "
             "PADAM_EXT_BUILD=cuda, which says what is missing"
         )
-    if torch.version.hip is not None:
-        return "it is for NVIDIA's GPUs, and this torch is for AMD's"
-    if torch.version.cuda is None:
-        return runtime.cpu_only_reason() or "this torch is not for CUDA"
     return None if torch.cuda.is_available() else "torch sees no NVIDIA GPU here"

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.default_planner import (
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from padam_ext.checkpoint import check_second_moment
 from padam_ext.options import DEFAULTS
 from padam_ext.slots import MOMENTS, SLOTS, STATE_SLOTS
 
@@ -41,12 +42,17 @@ class AdamLoadPlanner(DefaultLoadPlanner):
 
         Raises:
             RuntimeError: anything else is missing.
+            ValueError: second moments of the checkpoint are not what the option says.
         """
         items = super().create_local_plan().items  # leaves out what is missing
         metadata = self.metadata
         assert metadata is not None  # or the call before has raised
         for key, value in self.state_dict.items():
-            if key in metadata.state_dict_metadata or _may_be_missing(key):
+            if key in metadata.state_dict_metadata:
+                continue
+            if _may_be_missing(key):
+                if key.endswith(".second_moment"):
+                    check_second_moment(value)
                 continue
             source = _starts_as(key)
             if source not in metadata.state_dict_metadata:

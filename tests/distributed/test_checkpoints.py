@@ -149,6 +149,9 @@ def load_what_is_not_there(rank, folder):
         ):
             with pytest.raises(dcp.api.CheckpointException, match="Missing key"):
                 dcp.load(state, checkpoint_id=folder, planner=AdamLoadPlanner())
+        state = {"param_groups": [{"second_moment": "sum"}]}
+        with pytest.raises(dcp.api.CheckpointException, match=r"'sum', but .* are means"):
+            dcp.load(state, checkpoint_id=folder, planner=AdamLoadPlanner())
         state = {"state": {"w": {"packed_mvh": torch.zeros(2, dtype=torch.int32)}}}
         with pytest.raises(
             dcp.api.CheckpointException, match=r"state\.w\.packed_mvh\. It has 'exp_avg'"
