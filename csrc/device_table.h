@@ -85,9 +85,10 @@ struct alignas(width * sizeof(T)) Pack {
   T items[width];
 };
 
-// Where the elements of one tensor lie: addresses by slot, 0 for what is absent.
+// Where the elements of one tensor lie.
 struct Operands {
-  std::int64_t addresses[kSlots];
+  std::int64_t addresses[kSlots];  // by slot, 0 for what is absent
+  unsigned in_packs;               // bit of each slot: whether a pack is one access to memory
 };
 
 template <typename T>
@@ -119,6 +120,11 @@ PADAM_INLINE void store_pack(T* to, const Pack<T, width>& values) {
   *checked(reinterpret_cast<Pack<T, width>*>(to)) = values;
 }
 
+template <int width>
+PADAM_INLINE bool takes_packs(const Operands& tensor, Slot slot) {
+  return width == 1 || (tensor.in_packs >> static_cast<int>(slot) & 1) != 0;
+}
+
 // Reads what one slot stores for elements [at, at + width), if it is there.
 template <typename Types, Slot slot, int width>
 PADAM_INLINE void load_slot(const Operands& tensor, std::int64_t at,
@@ -126,9 +132,14 @@ PADAM_INLINE void load_slot(const Operands& tensor, std::int64_t at,
   if constexpr (Types::template has<slot>) {
     using Item = typename Types::template Stored<slot>;
     const auto* from = pointer<const Item>(tensor.addresses[static_cast<int>(slot)]) + at;
-    const auto pack = load_pack<width>(from);
-    PADAM_UNROLL()
-    for (int i = 0; i < width; ++i) part<slot>(stored[i]) = pack.items[i];
+    if (takes_packs<width>(tensor, slot)) {
+      const auto pack = load_pack<width>(from);
+      PADAM_UNROLL()
+      for (int i = 0; i < width; ++i) part<slot>(stored[i]) = pack.items[i];
+    } else {
+      PADAM_UNROLL()
+      for (int i = 0; i < width; ++i) part<slot>(stored[i]) = load_pack<1>(from + i).items[0];
+    }
   }
 }
 
@@ -140,14 +151,20 @@ PADAM_INLINE void store_slot(const Operands& tensor, std::int64_t at,
   if constexpr (Types::template has<slot> && slot != Slot::grad) {
     if (slot == Slot::max_exp_avg_sq && !maximum_changed) return;
     using Item = typename Types::template Stored<slot>;
+    auto* to = pointer<Item>(tensor.addresses[static_cast<int>(slot)]) + at;
     Pack<Item, width> pack;
     PADAM_UNROLL()
     for (int i = 0; i < width; ++i) pack.items[i] = part<slot>(stored[i]);
-    store_pack<width>(pointer<Item>(tensor.addresses[static_cast<int>(slot)]) + at, pack);
+    if (takes_packs<width>(tensor, slot)) {
+      store_pack<width>(to, pack);
+    } else {
+      PADAM_UNROLL()
+      for (int i = 0; i < width; ++i) store_pack<1>(to + i, Pack<Item, 1>{pack.items[i]});
+    }
   }
 }
 
-// Steps elements [at, at + width) of a tensor; an address of that many elements must be aligned.
+// Steps elements [at, at + width) of a tensor.
 template <Root root, int width, typename Types, typename T, int... slots>
 PADAM_INLINE void step_elements(const Operands& tensor, std::int64_t at, const Constants<T>& c,
                                 T grad_factor, Decay decay, std::uint32_t key,
@@ -170,20 +187,19 @@ PADAM_INLINE void step_elements(const Operands& tensor, std::int64_t at, const C
   (store_slot<Types, static_cast<Slot>(slots)>(tensor, at, stored, maximum_changed), ...);
 }
 
-// The end of what a thread block can read and write in packs of elements [begin, end), which begin
-// at a block. What is left goes element by element, neighbours by neighbouring threads.
+// The end of the packs in elements [begin, end), which begin at a block. What is left goes element
+// by element.
 template <typename T>
-PADAM_INLINE std::int64_t end_of_packs(std::int64_t begin, std::int64_t end, bool aligned) {
-  return aligned ? begin + (end - begin) / kWidth<T> * kWidth<T> : begin;
+PADAM_INLINE std::int64_t end_of_packs(std::int64_t begin, std::int64_t end) {
+  return begin + (end - begin) / kWidth<T> * kWidth<T>;
 }
 
 // Steps a thread's share of elements [begin, end), which begin at a block.
 template <Root root, typename Types, typename T>
 PADAM_INLINE void step_share(const Operands& tensor, std::int64_t begin, std::int64_t end,
-                             int thread, bool aligned, const Constants<T>& c, T grad_factor,
-                             std::uint32_t key) {
+                             int thread, const Constants<T>& c, T grad_factor, std::uint32_t key) {
   const Decay decay = decay_of(c);
-  const std::int64_t in_packs = end_of_packs<T>(begin, end, aligned);
+  const std::int64_t in_packs = end_of_packs<T>(begin, end);
   for (std::int64_t at = begin + thread * kWidth<T>; at < in_packs; at += kBlock<T>) {
     step_elements<root, kWidth<T>, Types>(tensor, at, c, grad_factor, decay, key, EachSlot());
   }
@@ -214,28 +230,27 @@ PADAM_INLINE std::int64_t address_of(const DeviceTable& table, Slot slot, std::i
   return table.addresses[static_cast<std::int64_t>(slot) * table.num_tensors + tensor];
 }
 
-template <typename Types, int... slots>
-PADAM_INLINE Operands operands_of(const DeviceTable& table, std::int64_t tensor,
-                                  std::integer_sequence<int, slots...>) {
-  return {{(Types::template has<static_cast<Slot>(slots)>
-                ? address_of(table, static_cast<Slot>(slots), tensor)
-                : 0)...}};
-}
-
 // Whether a thread's elements in a pack are one access to memory, where the slot is there.
 template <typename T, typename Stored>
 PADAM_INLINE bool is_aligned(std::int64_t address) {
   return address % (kWidth<T> * static_cast<int>(sizeof(Stored))) == 0;
 }
 
+// One misaligned tensor costs the others nothing.
 template <typename Types, int... slots>
-PADAM_INLINE bool are_aligned(const Operands& tensor, std::integer_sequence<int, slots...>) {
+PADAM_INLINE Operands operands_of(const DeviceTable& table, std::int64_t tensor,
+                                  std::integer_sequence<int, slots...>) {
   using T = typename Types::T;
-  // As integers, so that no branch comes in between.
-  return (static_cast<int>(!Types::template has<static_cast<Slot>(slots)> ||
-                           is_aligned<T, typename Types::template Stored<static_cast<Slot>(slots)>>(
-                               tensor.addresses[slots])) &
-          ...) != 0;
+  Operands operands{{(Types::template has<static_cast<Slot>(slots)>
+                          ? address_of(table, static_cast<Slot>(slots), tensor)
+                          : 0)...},
+                    0};
+  ((operands.in_packs |=
+    static_cast<unsigned>(is_aligned<T, typename Types::template Stored<static_cast<Slot>(slots)>>(
+        operands.addresses[slots]))
+    << slots),
+   ...);
+  return operands;
 }
 
 // What one thread of one block does.
@@ -244,7 +259,6 @@ PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int 
   using T = typename Types::T;
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const Operands operands = operands_of<Types>(table, tensor, EachSlot());
-  const bool aligned = are_aligned<Types>(operands, EachSlot());
 
   if (static_cast<T>(table.control->skip) != T(0)) return;
   const T grad_factor = static_cast<T>(table.control->grad_factor);
@@ -253,23 +267,17 @@ PADAM_INLINE void step_thread(const DeviceTable& table, std::int64_t chunk, int 
   const std::uint32_t key = Types::draws ? step_key(row.seed, table.salts[tensor], row.step) : 0;
   switch (root_of(c)) {
     case Root::none:
-      return step_share<Root::none, Types>(operands, begin, end, thread, aligned, c, grad_factor,
-                                           key);
+      return step_share<Root::none, Types>(operands, begin, end, thread, c, grad_factor, key);
     case Root::half:
-      return step_share<Root::half, Types>(operands, begin, end, thread, aligned, c, grad_factor,
-                                           key);
+      return step_share<Root::half, Types>(operands, begin, end, thread, c, grad_factor, key);
     case Root::quarter:
-      return step_share<Root::quarter, Types>(operands, begin, end, thread, aligned, c, grad_factor,
-                                              key);
+      return step_share<Root::quarter, Types>(operands, begin, end, thread, c, grad_factor, key);
     case Root::eighth:
-      return step_share<Root::eighth, Types>(operands, begin, end, thread, aligned, c, grad_factor,
-                                             key);
+      return step_share<Root::eighth, Types>(operands, begin, end, thread, c, grad_factor, key);
     case Root::sixteenth:
-      return step_share<Root::sixteenth, Types>(operands, begin, end, thread, aligned, c,
-                                                grad_factor, key);
+      return step_share<Root::sixteenth, Types>(operands, begin, end, thread, c, grad_factor, key);
     default:
-      return step_share<Root::general, Types>(operands, begin, end, thread, aligned, c, grad_factor,
-                                              key);
+      return step_share<Root::general, Types>(operands, begin, end, thread, c, grad_factor, key);
   }
 }
 
@@ -285,7 +293,7 @@ PADAM_INLINE T sum_of_squares_thread(const DeviceTable& table, std::int64_t chun
   const auto [tensor, begin, end] = chunk_of<T>(table, chunk);
   const std::int64_t address = address_of(table, Slot::grad, tensor);
   const auto* grad = pointer<const Grad>(address);
-  const std::int64_t in_packs = end_of_packs<T>(begin, end, is_aligned<T, Grad>(address));
+  const std::int64_t in_packs = is_aligned<T, Grad>(address) ? end_of_packs<T>(begin, end) : begin;
   T sums[kWidth<T>] = {};
   for (std::int64_t at = begin + thread * kWidth<T>; at < in_packs; at += kBlock<T>) {
     const Pack<Grad, kWidth<T>> pack = load_pack<kWidth<T>>(grad + at);

@@ -174,7 +174,7 @@ def multi_tensor_padam(
 
     x_address = tl.load(addresses + tensor)
     g_address = tl.load(addresses + num_tensors + tensor)
-    every_address = widened(x_address, PARAM, COMPUTE) | widened(g_address, GRAD, COMPUTE)
+    every_address = widened(x_address, PARAM, COMPUTE)
     x = x_address.to(tl.pointer_type(PARAM)) + begin
     g = g_address.to(tl.pointer_type(GRAD)) + begin
     m, v, h, word, low = None, None, None, None, None
@@ -212,21 +212,22 @@ def multi_tensor_padam(
 
     WIDTH: tl.constexpr = 128 // COMPUTE.primitive_bitwidth  # a thread takes so many at a time
     whole, in_packs = pack_ends(every_address, count, BLOCK, WIDTH)
+    g_in_packs = widened(g_address, GRAD, COMPUTE) % 16 == 0
     # The last elements come first: what only they need takes no registers in the loop over blocks.
     # One for each thread, so that neighbours still share a memory transaction.
     for start in range(in_packs, count, NUM_THREADS):
         step_block(
-            x, g, m, v, h, word, low, begin, start, count, grad_factor, c, key,
+            x, g, m, v, h, word, low, begin, start, count, grad_factor, c, key, g_in_packs,
             STOCHASTIC, AMSGRAD, ROOT, COMPUTE, NUM_THREADS, 1, False,
         )  # fmt: skip
     if whole < in_packs:
         step_block(
-            x, g, m, v, h, word, low, begin, whole, in_packs, grad_factor, c, key,
+            x, g, m, v, h, word, low, begin, whole, in_packs, grad_factor, c, key, g_in_packs,
             STOCHASTIC, AMSGRAD, ROOT, COMPUTE, BLOCK, WIDTH, False,
         )  # fmt: skip
     for start in range(0, whole, BLOCK):
         step_block(
-            x, g, m, v, h, word, low, begin, start, in_packs, grad_factor, c, key,
+            x, g, m, v, h, word, low, begin, start, in_packs, grad_factor, c, key, g_in_packs,
             STOCHASTIC, AMSGRAD, ROOT, COMPUTE, BLOCK, WIDTH, True,
         )  # fmt: skip
 
@@ -246,6 +247,7 @@ def step_block(
     grad_factor,
     constants,
     key,
+    g_in_packs,
     STOCHASTIC: tl.constexpr,
     AMSGRAD: tl.constexpr,
     ROOT: tl.constexpr,
@@ -266,13 +268,15 @@ def step_block(
     else:
         inside = tl.max_constancy(offsets < end - start, WIDTH)
     x_at = block_at(x, start, offsets, WIDTH, COMPUTE)
-    g_at = block_at(g, start, offsets, WIDTH, COMPUTE)
     if low is None:
         old_x = load(x_at, COMPUTE, inside, None)
     else:
         low_at = block_at(low, start, offsets, WIDTH, COMPUTE)
         old_x = load_split(x_at, low_at, inside)
-    grad = load(g_at, COMPUTE, inside, None)
+    if g_in_packs:
+        grad = load(block_at(g, start, offsets, WIDTH, COMPUTE), COMPUTE, inside, None)
+    else:
+        grad = load(block_at(g, start, offsets, 1, COMPUTE), COMPUTE, inside, None)
     old_h = None
     if word is not None:
         word_at = block_at(word, start, offsets, WIDTH, COMPUTE)
