@@ -40,7 +40,12 @@ def _spans_of_loops(lines: list[str]) -> list[tuple[int, int]]:
             label_at[label[1]] = at
         elif (jump := re.search(r"bra.*([.$]L\w+)", line, re.IGNORECASE)) and jump[1] in label_at:
             found.append((label_at[jump[1]], at + 1))
-    return sorted(found)
+    spans: list[tuple[int, int]] = []
+    for begin, end in sorted(found):
+        if spans and spans[-1][0] < begin < spans[-1][1] < end:  # one loop, by several jumps
+            begin, _ = spans.pop()
+        spans.append((begin, end))
+    return spans
 
 
 def instructions(loop: list[str]) -> int:

@@ -183,8 +183,9 @@ def instructions_per_element(compiled: Compiled, compute_dtype: torch.dtype) -> 
     if not compiled.machine_code:
         return None
     loop = [one for one in loops(compiled.machine_code) if _count("LDG", one) > 0][-1]
-    # The assembler may have unrolled it.
-    times = _count("LDG", loop) / _count("ld.global", loops(compiled.assembly)[-1])
+    # The assembler may have unrolled it. Of the ways to load a gradient it takes one.
+    accesses = ("STG", "st.global") if _count("STG", loop) else ("LDG", "ld.global")
+    times = _count(accesses[0], loop) / _count(accesses[1], loops(compiled.assembly)[-1])
     return instructions(loop) / (times * (16 // compute_dtype.itemsize))
 
 

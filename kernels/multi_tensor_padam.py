@@ -210,19 +210,25 @@ def multi_tensor_padam(
         )
     AMSGRAD: tl.constexpr = (MAX_EXP_AVG_SQ is not None) or (PACKED_MVH is not None)
 
+    # Gradients may be taken one by one beside packs of all else, as in a bucket at an odd address.
+    # Two ways to load them take registers: the last block has one, and so has float64.
+    g_in_packs, g_in_last_packs = widened(g_address, GRAD, COMPUTE) % 16 == 0, False
+    if COMPUTE.primitive_bitwidth == 64:
+        every_address |= widened(g_address, GRAD, COMPUTE)
+        g_in_packs, g_in_last_packs = True, True
+
     WIDTH: tl.constexpr = 128 // COMPUTE.primitive_bitwidth  # a thread takes so many at a time
     whole, in_packs = pack_ends(every_address, count, BLOCK, WIDTH)
-    g_in_packs = widened(g_address, GRAD, COMPUTE) % 16 == 0
     # The last elements come first: what only they need takes no registers in the loop over blocks.
     # One for each thread, so that neighbours still share a memory transaction.
     for start in range(in_packs, count, NUM_THREADS):
         step_block(
-            x, g, m, v, h, word, low, begin, start, count, grad_factor, c, key, g_in_packs,
+            x, g, m, v, h, word, low, begin, start, count, grad_factor, c, key, False,
             STOCHASTIC, AMSGRAD, ROOT, COMPUTE, NUM_THREADS, 1, False,
         )  # fmt: skip
     if whole < in_packs:
         step_block(
-            x, g, m, v, h, word, low, begin, whole, in_packs, grad_factor, c, key, g_in_packs,
+            x, g, m, v, h, word, low, begin, whole, in_packs, grad_factor, c, key, g_in_last_packs,
             STOCHASTIC, AMSGRAD, ROOT, COMPUTE, BLOCK, WIDTH, False,
         )  # fmt: skip
     for start in range(0, whole, BLOCK):
@@ -260,7 +266,8 @@ def step_block(
 
     Pointers are to the chunk's first element; what it lacks is None. A WIDTH of more than 1
     promises that a thread's elements, so many, are one access of each slot, and that there are a
-    multiple of it. WHOLE promises that there are BLOCK of them.
+    multiple of it; of the gradient that is so if `g_in_packs`. WHOLE promises that there are BLOCK
+    of them.
     """
     offsets = tl.arange(0, BLOCK)
     if WHOLE:
@@ -273,10 +280,7 @@ def step_block(
     else:
         low_at = block_at(low, start, offsets, WIDTH, COMPUTE)
         old_x = load_split(x_at, low_at, inside)
-    if g_in_packs:
-        grad = load(block_at(g, start, offsets, WIDTH, COMPUTE), COMPUTE, inside, None)
-    else:
-        grad = load(block_at(g, start, offsets, 1, COMPUTE), COMPUTE, inside, None)
+    grad = load_grad(g, start, offsets, g_in_packs, inside, WIDTH, COMPUTE)
     old_h = None
     if word is not None:
         word_at = block_at(word, start, offsets, WIDTH, COMPUTE)
@@ -316,6 +320,19 @@ def step_block(
         store(v_at, new_v, inside)
         if AMSGRAD:
             store_changed(h_at, old_h, new_h, inside, WIDTH)
+
+
+@triton.jit
+def load_grad(g, start, offsets, in_packs, inside, WIDTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """A block of gradients: in packs, or one by one.
+
+    What is also written has no such choice: threads would have to exchange elements first.
+    """
+    if in_packs:
+        grad = load(block_at(g, start, offsets, WIDTH, COMPUTE), COMPUTE, inside, None)
+    else:
+        grad = load(block_at(g, start, offsets, 1, COMPUTE), COMPUTE, inside, None)
+    return grad
 
 
 @triton.jit

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.compile
 MOST_REGISTERS = {torch.float32: 64, torch.float64: 80}
 MOST_REGISTERS_ON_AMD = 80
 # Of an element's step, by the slowest root.
-MOST_INSTRUCTIONS, MOST_WHERE_PACKED = 100, 132
+MOST_INSTRUCTIONS, MOST_WHERE_PACKED = 100, 136
 # It takes 42 at most. An NVIDIA GPU hands them out in eights, and 48 let five programs in at once.
 MOST_REGISTERS_OF_NORM = 48
 MOST_REGISTERS_OF_PREPARE = 72  # one program or a few: it has the GPU to itself
@@ -70,7 +70,10 @@ def check_step(signature, root, target):
     loop = loops(compiled.assembly)[-1]
     check_arithmetic(loop, compute)
     sizes = [16 // compute.itemsize * dtype.itemsize for dtype in signature.dtypes if dtype]
-    assert accesses(loop, "load|ld") == sorted(sizes)
+    # Or only the gradient one by one, wherever it lies, if it is not float64.
+    grad = signature.dtypes[1].itemsize
+    one_by_one = 4 * [grad] if compute == torch.float32 else []
+    assert accesses(loop, "load|ld") == sorted(sizes + one_by_one)
     assert accesses(loop, "store|st") == sorted(sizes[:1] + sizes[2:])  # all but the gradient
     if compiled.machine_code:
         # The running maximum's, which has one condition for all that is written at once.
@@ -82,7 +85,7 @@ def check_step(signature, root, target):
         # A block that is not whole, once: the same accesses, each on a condition.
         once = outside_of_loops(compiled.assembly)
         conditional = [line for line in once if re.search(r"@!?%p\d+\s+(ld|st)\.global", line)]
-        assert accesses(conditional, "ld") == sorted(sizes)
+        assert accesses(conditional, "ld") == sorted(sizes[:1] + one_by_one + sizes[2:])
         assert accesses(conditional, "st") == sorted(sizes[:1] + sizes[2:])
     # What is left over goes element by element, to the same slots.
     sizes = [dtype.itemsize for dtype in signature.dtypes if dtype]

@@ -222,7 +222,7 @@ def test_the_norm_takes_offsets_beyond_two_to_the_31_elements(aligned, backend):
 
 
 @pytest.mark.parametrize("slot", range(5))
-def test_packs_are_for_tensors_of_which_every_slot_is_aligned(slot, backend):
+def test_one_slot_is_not_aligned(slot, backend):
     """Interpreted, Triton takes any address; test_triton.py looks at its blocks."""
     size = 2 * 1024 + 5
     buffers = [torch.zeros(size + 16) for _ in range(5)]

@@ -306,8 +306,8 @@ class TestFaultsPlantedInOurKernel:
             (r"mov\.u32\s+(%r\d+), %ctaid\.x;", r"mov.u32 \1, 1;", "another thread"),
             (r"@%p\d+ (ld\.global)", r"\1", "outside of all tensors"),
             (r"@(%p\d+) (ld\.global)", r"@!\1 \2", "outside of all tensors"),
-            # The gradient's address in place of the parameter's.
-            (r"(add\.s64\s+%rd\d+, )%rd44(, %rd\d+;)", r"\1%rd46\2",
+            # The first store after the last block's gradients, which are read one by one.
+            (r"(?s)(\[ (%rd\d+) \+ 4 \];.*?st\.global\.v4\.b32 \[ )%rd\d+", r"\1\2",
              "writes to what is no output, at .* into grad 0"),
         ],
         ids=["a store beyond the tensor", "a misaligned vector", "two programs on one chunk",

@@ -60,8 +60,11 @@ def test_tensors_on_the_cpu_are_for_the_cpu_backend_unless_triton_is_asked_for(k
         assert len(launches) == expected
 
 
-# Three chunks: of 1024, of 1024, and of 5 elements, of which the last is stepped first.
-IN_PACKS = [(4, True), (4, True), (1, False), (4, False)]
+# Three chunks: of 1024, of 1024, and of 5 elements, of which the last is stepped first. Whether
+# gradients are in packs, how many elements of the others, and whether the block is whole.
+IN_PACKS = [(True, 4, True), (True, 4, True), (False, 1, False), (False, 4, False)]
+ALL_BUT_GRADIENTS = [(False, *rest) for _, *rest in IN_PACKS]
+ONE_BY_ONE = [(False, 1, False)] * 9
 
 
 # A place of 2 is one of 8 bytes, or of 4 in a half type.
@@ -70,25 +73,27 @@ IN_PACKS = [(4, True), (4, True), (1, False), (4, False)]
     [
         (torch.float32, None, 0, IN_PACKS),
         *(
-            (torch.float32, moved, place, [(1, False)] * 9)
+            (torch.float32, moved, place, ALL_BUT_GRADIENTS if moved == 1 else ONE_BY_ONE)
             for moved in range(5)
             for place in (1, 2)
         ),
         (torch.bfloat16, 0, 4, IN_PACKS),
         (torch.bfloat16, 1, 4, IN_PACKS),
-        *((torch.bfloat16, moved, 2, [(1, False)] * 9) for moved in range(5)),
+        *(
+            (torch.bfloat16, moved, 2, ALL_BUT_GRADIENTS if moved == 1 else ONE_BY_ONE)
+            for moved in range(5)
+        ),
     ],
 )
-def test_packs_are_for_tensors_of_which_every_slot_is_aligned(
-    dtype, moved, place, expected, kernel, monkeypatch, backend
-):
+def test_packs_are_for_what_is_aligned(dtype, moved, place, expected, kernel, monkeypatch, backend):
     """Interpreted, every address works; on a GPU wide accesses elsewhere are an error."""
     blocks = []
     original = kernel.step_block
 
     def recording(*arguments):
         width, whole = (getattr(value, "value", value) for value in arguments[-2:])
-        blocks.append((width, whole))
+        grads = bool(getattr(arguments[13], "value", arguments[13]))
+        blocks.append((grads, width, whole))
         start, end = (int(arguments[index]) for index in (8, 9))
         assert (end - start) % width == 0
         original(*arguments)
