@@ -112,23 +112,27 @@ test-all-cases: $(READY)
 test-build: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m build
 
+# Installs the package into folder $(1), its native module built under environment $(2) with CMake's
+# arguments $(3), without a warning.
+define copy_of_package
+	rm -rf $(1)
+	$(2) PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS="-DCMAKE_COMPILE_WARNING_AS_ERROR=ON $(3)" \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(1) .
+endef
+
 # A second copy of the package, with a native module built with both sanitizers. Their runtime must be
 # loaded before Python. Leaks are not looked for: Python itself does not free everything.
 SANITIZED := build/sanitized
 test-sanitize: $(READY)
-	rm -rf $(SANITIZED)
-	PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS="-DPADAM_SANITIZE=ON -DCMAKE_COMPILE_WARNING_AS_ERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo" \
-		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) .
+	$(call copy_of_package,$(SANITIZED),,-DPADAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 OMP_WAIT_POLICY=passive \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest -n auto --expect-package-in=$(SANITIZED) -m sanitize -k "not eager"
 
-# A third copy, built by clang, without a warning.
+# A third copy, built by clang.
 CLANG := build/clang
 test-clang: $(READY)
-	rm -rf $(CLANG)
-	CXX=clang++ PADAM_EXT_BUILD=cpu PADAM_EXT_CMAKE_ARGS=-DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
-		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(CLANG) .
+	$(call copy_of_package,$(CLANG),CXX=clang++)
 	PYTHONPATH=$(CLANG):. OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto \
 		--expect-package-in=$(CLANG) -m "numbers or sanitize" -k "not eager"
 

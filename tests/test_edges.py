@@ -65,6 +65,22 @@ def test_nan_in_either_second_moment_stays(where, dtype, backend):
     assert optimizer.state[param]["max_exp_avg_sq"].isnan().nonzero().flatten().tolist() == [7, 40]
 
 
+@pytest.mark.parametrize("second_moment", ["mean", "sum", "max", "yogi"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@each_dtype
+def test_what_is_not_finite_stays_in_every_second_moment(bad, second_moment, dtype, backend):
+    param = parameter(torch.ones(41), dtype)
+    optimizer = FusedPadam(
+        [param], amsgrad=False, second_moment=second_moment, weight_decay=0.1, backend=backend
+    )
+    for value in (0.5, bad, 0.25, bad):
+        param.grad = torch.ones_like(param)
+        param.grad[[7, 40]] = value  # in a vector and in what follows
+        step_and_check(optimizer)
+    v = optimizer.state[param]["exp_avg_sq"]
+    assert (~v.isfinite()).nonzero().flatten().tolist() == [7, 40]
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_without_weight_decay_an_infinite_parameter_makes_no_nan(decoupled, backend):
     param = parameter([torch.inf, 1.0])
