@@ -81,6 +81,18 @@ def test_what_is_not_finite_stays_in_every_second_moment(bad, second_moment, dty
     assert (~v.isfinite()).nonzero().flatten().tolist() == [7, 40]
 
 
+@each_dtype
+def test_yogi_leaves_v_where_it_is_the_square(dtype, backend):
+    """The oracle's bounds take either sign there."""
+    param = parameter(torch.ones(41), dtype)
+    optimizer = FusedPadam([param], amsgrad=False, second_moment="yogi", backend=backend)
+    optimizer.init_state()
+    v = optimizer.state[param]["exp_avg_sq"].fill_(4.0)
+    param.grad = torch.full_like(param, -2.0)
+    optimizer.step()
+    assert (v == 4.0).all()
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_without_weight_decay_an_infinite_parameter_makes_no_nan(decoupled, backend):
     param = parameter([torch.inf, 1.0])
