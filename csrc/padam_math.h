@@ -189,7 +189,7 @@ PADAM_INLINE T second_moment_after(T v, T g, const Constants<T>& c, Maximum maxi
   const T weighted = rounded_once(added, g, c.beta2 * v);
   if (maximum != Maximum::none) return weighted;
   const T square = g * g;
-  const T sign_times_added = square > v ? added : (square < v ? -added : square - v);
+  const T sign_times_added = square > v ? added : (square < v ? -added : T(0));
   const T yogi = rounded_once(sign_times_added, g, v);
   const T largest = larger_of(added * g, c.beta2 * v);
   if (c.second_moment == static_cast<T>(SecondMoment::weighted)) return weighted;

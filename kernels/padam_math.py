@@ -66,7 +66,7 @@ def padam_update(x, g, m, v, h, grad_factor, constants, ROOT: tl.constexpr, CODE
         v = tl.fma(added, g, kept_v)
     else:
         square = g * g
-        signed = tl.where(square > v, added, tl.where(square < v, -added, square - v))
+        signed = tl.where(square > v, added, tl.where(square < v, -added, 0.0))
         largest = tl.maximum(added * g, kept_v, propagate_nan=tl.PropagateNan.ALL)
         summed = tl.fma(tl.where(form == YOGI, signed, added), g, kept_v)
         v = tl.where(form == LARGEST, largest, summed)

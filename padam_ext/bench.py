@@ -105,7 +105,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(f"cannot be measured on {device}: {str(error).splitlines()[0]}")
     for line in table(measured, list(first.values())):
         print(line)
-    print("Other work on this machine can make small steps many times as long: run it twice.")
+    print("`times` is relative to FusedPadam. Other work on this machine can make steps many times")
+    print("as long: look at the least as well, and run it twice.")
 
 
 def make_params(shapes: Shapes, dtype: torch.dtype, device: str) -> list[Parameter]:
@@ -203,15 +204,15 @@ def table(times: dict[str, list[float]], optimizers: list[Optimizer]) -> list[st
         f"{tensors}, {sum(p.numel() for p in params):,} elements of {params[0].dtype}; "
         f"{machine}; torch {torch.__version__}",
         f"FusedPadam's backend: {backend}",
-        f"{'':<24}{'ms a step':>12}{'least':>10}{'middle half':>20}{'GB/s':>8}{'times':>8}",
+        f"{'':<24} {'ms a step':>11} {'least':>9} {'middle half':>19} {'GB/s':>9} {'times':>7}",
     ]
     ours = None
     for (name, each), optimizer in zip(times.items(), optimizers, strict=True):
         low, median, high = quantiles(each, n=4)
         ours = ours or median
         lines.append(
-            f"{name:<24}{median * 1e3:>12.4g}{min(each) * 1e3:>10.3g}"
-            f"{f'{low * 1e3:.3g} to {high * 1e3:.3g}':>20}"
-            f"{bytes_of_a_step(optimizer) / median / 1e9:>8.3g}{median / ours:>8.2f}"
+            f"{name:<24} {median * 1e3:>11.4g} {min(each) * 1e3:>9.3g} "
+            f"{f'{low * 1e3:.3g} to {high * 1e3:.3g}':>19} "
+            f"{bytes_of_a_step(optimizer) / median / 1e9:>9.3g} {median / ours:>7.2f}"
         )
     return lines

@@ -23,11 +23,12 @@ from padam_ext.caller import level_of_the_caller
 from padam_ext.conversion import held_by
 from padam_ext.optimizer_options import IGNORED_DEFAULTS
 from padam_ext.options import DEFAULTS, make_plain
+from padam_ext.slots import MOMENTS
 from padam_ext.state import ParamState, check_state, fit_state
 
 # Keys of torch.optim's param groups that are not options of a param group here.
 _FOREIGN_OPTIONS = ("capturable", *IGNORED_DEFAULTS)
-# States of optimizers that compute something else: to begin their moments at zero would be silent.
+# States of optimizers that compute something else, the first that is found.
 _OTHER_STATES = {
     "sum": "torch.optim.Adagrad",
     "square_avg": "torch.optim.RMSprop or Adadelta",
@@ -81,11 +82,7 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
     """
     file_states = {key: _useful(state) for key, state in state_dict["state"].items()}
     for state in file_states.values():
-        for key in _OTHER_STATES.keys() & (state if isinstance(state, dict) else {}).keys():
-            raise ValueError(
-                f"the state_dict has {key!r}, a state of {_OTHER_STATES[key]}: FusedPadam loads "
-                "those of FusedPadam, Adam and AdamW; for another, begin with a new state"
-            )
+        _check_moments(state)
     groups = []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=False):
         present = {key: group[key] for key in optimizer.defaults if key in group}
@@ -108,6 +105,18 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
         for key, state in file_states.items()
     }
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _check_moments(state: Any) -> None:
+    """Refuses a state of a file whose moments would begin at zero, which nobody would notice."""
+    keys = state.keys() - {"step"} if isinstance(state, dict) else set()
+    if not keys or ("exp_inf" not in keys and any(keys & {*way} for way in MOMENTS)):
+        return
+    key = next((key for key in _OTHER_STATES if key in keys), min(keys, key=str))
+    raise ValueError(
+        f"the state_dict has {key!r}, a state of {_OTHER_STATES.get(key, 'another optimizer')}: "
+        "FusedPadam loads those of FusedPadam, Adam and AdamW; for another, begin with a new state"
+    )
 
 
 def check_second_moment(second_moment: str) -> None:

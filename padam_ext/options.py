@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -88,7 +88,8 @@ def flag(name: str, value: Any) -> bool:
 
 def _pair(name: str, value: Any) -> tuple[float, float]:
     """Two numbers in [0, 1), out of any sequence, array or tensor of two."""
-    items = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
+    is_ordered = isinstance(value, Iterable) and not isinstance(value, str | Set | Mapping)
+    items = list(value) if is_ordered else []
     if len(items) != 2:
         raise ValueError(f"{name} must be a pair of numbers in [0, 1), got {value!r}")
     if isinstance(items[0], Tensor) != isinstance(items[1], Tensor):

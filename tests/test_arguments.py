@@ -42,6 +42,7 @@ BAD_OPTIONS = [
     ({"eps": torch.tensor(-1.0)}, ValueError, "eps must be .* got -1.0"),
     ({"betas": (0.9,)}, ValueError, r"betas must be a pair .* got \(0.9,\)"),
     ({"betas": 0.9}, ValueError, "betas must be a pair .* got 0.9"),
+    ({"betas": {0.9, 0.99}}, ValueError, "betas must be a pair"),
     ({"betas": (1.0, 0.9)}, ValueError, r"betas\[0\] must be in \[0, 1\), got 1.0"),
     ({"betas": (0.9, -0.1)}, ValueError, r"betas\[1\] must be in \[0, 1\), got -0.1"),
     ({"betas": (0.9, math.nan)}, ValueError, r"betas\[1\] must be .* got nan"),

@@ -262,6 +262,7 @@ def test_a_source_tree_in_place_of_the_installed_package(installed_module, tmp_p
 def test_why_there_is_no_native_code_is_told_by_all_that_need_it(name, monkeypatch):
     monkeypatch.setattr(native, "module", None)
     monkeypatch.setattr(native, "unavailable_reason", "the native module has gone")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     [backend] = [b for b in backends.BACKENDS if b.name == name]
     assert backend.unavailable_reason() == "the native module has gone"
 

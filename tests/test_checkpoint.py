@@ -311,16 +311,27 @@ def test_distributed_checkpoint(dtype, tmp_path, backend):
             assert torch.equal(value, other.state[twin][key]), key
 
 
-@pytest.mark.parametrize("other", ["Adagrad", "RMSprop", "Adamax", "SGD"])
-def test_states_of_other_methods_are_refused(other):
+@pytest.mark.parametrize(
+    ("other", "options", "named"),
+    [
+        ("Adagrad", {}, "torch.optim.Adagrad"),
+        ("RMSprop", {}, "torch.optim.RMSprop"),
+        ("RMSprop", {"momentum": 0.9}, "torch.optim.RMSprop"),
+        ("Adamax", {}, "torch.optim.Adamax"),
+        ("SGD", {"momentum": 0.9}, "torch.optim.SGD"),
+        ("Rprop", {}, "another optimizer"),
+        ("ASGD", {}, "another optimizer"),
+        ("Adafactor", {}, "another optimizer"),
+    ],
+)
+def test_states_of_other_methods_are_refused(other, options, named):
     """Their moments would begin at zero, which nobody would notice."""
     param = torch.nn.Parameter(torch.ones(3))
     param.grad = torch.ones(3)
-    options = {"momentum": 0.9} if other == "SGD" else {}
     theirs = getattr(torch.optim, other)([param], lr=0.1, **options)
     theirs.step()
     ours = FusedPadam([param])
-    with pytest.raises(ValueError, match=f"a state of torch.optim.{other}"):
+    with pytest.raises(ValueError, match=f"a state of {named}"):
         ours.load_state_dict(theirs.state_dict())
     assert not ours.state
 

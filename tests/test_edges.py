@@ -81,6 +81,18 @@ def test_what_is_not_finite_stays_in_every_second_moment(bad, second_moment, dty
     assert (~v.isfinite()).nonzero().flatten().tolist() == [7, 40]
 
 
+@pytest.mark.parametrize("second_moment", ["mean", "sum", "max", "yogi"])
+def test_a_square_that_is_too_large_leaves_an_infinity(second_moment, backend):
+    """And not a NaN, by a difference of two of them: the element stops."""
+    param = parameter(torch.ones(41))
+    optimizer = FusedPadam([param], amsgrad=False, second_moment=second_moment, backend=backend)
+    for _ in range(3):
+        param.grad = torch.full_like(param, 1e21)
+        optimizer.step()
+    assert (optimizer.state[param]["exp_avg_sq"] == torch.inf).all()
+    assert (param == 1).all()
+
+
 @each_dtype
 def test_yogi_leaves_v_where_it_is_the_square(dtype, backend):
     """The oracle's bounds take either sign there."""

@@ -94,12 +94,13 @@ def _is_double(tensor: Tensor | None) -> bool:
 
 def unavailable_reason() -> str | None:
     """Why it cannot run on this machine, and what to do; None if it can."""
-    if native.module is None:
-        return native.unavailable_reason
+    # What is wrong with torch comes first: to build this package anew would not help.
     if torch.version.hip is not None:
         return "it is for NVIDIA's GPUs, and this torch is for AMD's"
-    if torch.version.cuda is None:  # before any advice to build: that would not help
+    if torch.version.cuda is None:
         return runtime.cpu_only_reason() or "this torch is not for CUDA"
+    if native.module is None:
+        return native.unavailable_reason
     if not hasattr(native.module, "step_cuda"):
         return (
             "the native module was not built with CUDA; reinstall padam_ext with "

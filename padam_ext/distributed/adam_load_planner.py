@@ -75,7 +75,7 @@ def _may_be_missing(key: str) -> bool:
 def _advice(key: str, metadata: Metadata) -> str:
     """What to do where the checkpoint holds the moments in another way."""
     path, _, name = key.rpartition(".")
-    ways = [names[0] for names in MOMENTS]
+    ways = [names[0] for names in MOMENTS if name not in names]
     there = [way for way in ways if f"{path}.{way}" in metadata.state_dict_metadata]
     if name not in SLOTS or not there:
         return ""
