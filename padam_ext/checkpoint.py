@@ -23,7 +23,7 @@ from padam_ext.caller import level_of_the_caller
 from padam_ext.conversion import held_by
 from padam_ext.optimizer_options import IGNORED_DEFAULTS
 from padam_ext.options import DEFAULTS, make_plain
-from padam_ext.slots import MOMENTS
+from padam_ext.slots import STATE_SLOTS
 from padam_ext.state import ParamState, check_state, fit_state
 
 # Keys of torch.optim's param groups that are not options of a param group here.
@@ -110,7 +110,7 @@ def check_and_wrap(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str
 def _check_moments(state: Any) -> None:
     """Refuses a state of a file whose moments would begin at zero, which nobody would notice."""
     keys = state.keys() - {"step"} if isinstance(state, dict) else set()
-    if not keys or ("exp_inf" not in keys and any(keys & {*way} for way in MOMENTS)):
+    if not keys or ("exp_inf" not in keys and any(slot.name in keys for slot in STATE_SLOTS)):
         return
     key = next((key for key in _OTHER_STATES if key in keys), min(keys, key=str))
     raise ValueError(
