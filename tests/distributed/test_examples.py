@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.distributed
 
 
-def run(name, *arguments, timeout=240):
+def run(name, *arguments, timeout=240, may_repeat=True):
     """The loss at each step that the script shows."""
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
@@ -27,6 +27,11 @@ def run(name, *arguments, timeout=240):
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         pytest.fail(f"{name} hangs after {timeout} s")
+    aborted = "terminate called without an active exception" in errors
+    if aborted and may_repeat and "--checkpoint" not in arguments:
+        # By threads of gloo's, at the process's end, after all steps: about one plain DDP run in 20
+        # on a busy machine, none of this package's code being in it.
+        return run(name, *arguments, timeout=timeout, may_repeat=False)
     assert process.returncode == 0, output + errors
     assert "Warning" not in errors
     rows = re.findall(r"^ *(\d+) +([\d.]+) ", output, re.MULTILINE)
