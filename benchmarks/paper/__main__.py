@@ -32,17 +32,23 @@ from benchmarks.paper.tasks import TASKS
 from padam_ext.options import STATE_DTYPES
 
 
-def positive(text: str, least: int = 1) -> int:
-    """An argument that is a whole number above zero."""
+def at_least(least: int, text: str) -> int:
+    """An argument that is a whole number."""
     number = int(text)
     if number < least:
         raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
     return number
 
 
+# argparse names a function where a text is no number.
+def positive(text: str) -> int:
+    """An argument that is a whole number above zero."""
+    return at_least(1, text)
+
+
 def not_negative(text: str) -> int:
-    """An argument that is a whole number, or zero."""
-    return positive(text, least=0)
+    """An argument that is a whole number or zero."""
+    return at_least(0, text)
 
 
 def optimizer_names(text: str) -> list[str]:
